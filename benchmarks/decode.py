@@ -1,0 +1,107 @@
+"""How fast records decode, how small the file is, and how long `warplens summary` takes; JSON to stdout.
+
+Synthetic recordings of 10^6 events, as the reference encoder of the tests makes them: the phases of RMSNorm, a kernel
+with nested ranges, payloads and tokens, and one whose warps all recorded sequences of their own.
+Run from the checkout: `python benchmarks/decode.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from tests.synthesis import FakeRecording, fake_recording, nested_recording  # noqa: E402
+from warplens import decode  # noqa: E402
+from warplens.decode.manifest import check  # noqa: E402
+from warplens.layout import META_FLAGS_SHIFT, WORD_META, ChunkFlag  # noqa: E402
+from warplens.trace import Trace  # noqa: E402
+
+ROUNDS = 15
+
+
+def irregular(recording: FakeRecording) -> FakeRecording:
+    """The same recording with every third chunk gone: few warps are alike any more."""
+    (member,) = recording.records
+    chunks = recording.records[member]
+    kept = np.random.default_rng(0).random(len(chunks)) > 1 / 3
+    return FakeRecording(recording.manifest, {member: chunks[kept]}, {})
+
+
+def marks(recording: FakeRecording, events: int) -> int:
+    """Timestamps that arrived: records that are events, and the ends of warps."""
+    return events + sum(
+        int((c[:, WORD_META] >> META_FLAGS_SHIFT & ChunkFlag.LAST).sum()) for c in recording.records.values()
+    )
+
+
+def measure(name: str, recording: FakeRecording, folder: Path) -> dict[str, object]:
+    manifest = check(recording.manifest)
+    times = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        decoded = decode.decode(manifest, recording.records)
+        times.append(time.perf_counter() - begin)
+    events = marks(recording, int(decoded.launches["events"].sum()))
+    path = folder / f"{name}.wlens"
+    begin = time.perf_counter()
+    Trace.from_recording(recording).save(path)
+    save_s = time.perf_counter() - begin
+    return {
+        "events": events,
+        "spans": len(decoded.spans),
+        "chunks": sum(len(chunks) for chunks in recording.records.values()),
+        "decode_s": {"first": times[0], "median": statistics.median(times), "best": min(times)},
+        "events_per_s": {
+            "first": events / times[0],
+            "median": events / statistics.median(times),
+            "best": events / min(times),
+        },
+        "decode_and_save_s": save_s,
+        "file_bytes": path.stat().st_size,
+        "file_bytes_per_event": path.stat().st_size / events,
+        "summary_process_s": summary_s(path),
+    }
+
+
+def summary_s(path: Path) -> list[float]:
+    """Wall time of whole `warplens summary` processes."""
+    out = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        command = [sys.executable, "-m", "warplens", "summary", str(path)]
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        out.append(time.perf_counter() - begin)
+        if done.returncode not in (0, 4):
+            raise RuntimeError(done.stderr.decode())
+    return out
+
+
+def main() -> None:
+    phases = fake_recording(blocks=5560, warps=20, phases=8, sms=132)
+    nested = nested_recording(blocks=500, warps=20, iterations=10, distinct=64)
+    with tempfile.TemporaryDirectory() as folder:
+        results = {
+            "phases": measure("phases", phases, Path(folder)),
+            "nested": measure("nested", nested, Path(folder)),
+            "irregular": measure("irregular", irregular(nested), Path(folder)),
+        }
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
+    json.dump({"machine": machine, "rounds": ROUNDS, **results}, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

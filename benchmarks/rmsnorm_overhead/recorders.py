@@ -1,0 +1,61 @@
+"""Source text of the kernels compared: the demo's RMSNorm, with one recorder or another.
+
+In: the demo's rmsnorm.cu and the recorders beside this file. Out: CUDA C++ text and name expressions.
+Every variant is made from the same kernel text, so that only the recorder differs. Touches no GPU.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MARKS = 9  # eight phases and the end
+RIVALS = {"document": "document.cuh", "flashinfer": "flashinfer.cuh"}
+_STORE = ("packed.cuh", "if (lane_ < words) store_word(", "if (lane_ < words && word == 0x12345678u) store_word(")
+_ASK = (
+    "packed.cuh",
+    "        index_ = ask_for_chunk();\n      }\n    } else",
+    "        index_ = 0;\n      }\n    } else",
+)
+_END = ("packed.cuh", "if (limit_ == kOff) return;", "if (limit_ == kOff || word_ != 0x12345678u) return;")
+ABLATIONS = {
+    "without the store": (_STORE,),
+    "without asking for space": (_ASK,),
+    "marks and asking, nothing at the end": (_END,),
+    "marks alone": (_ASK, _END),
+}
+"""What can be left out of the recorder, as (header, text, replacement): the difference is what it costs."""
+
+
+def marked_source() -> str:
+    """The kernel with warplens marks, as it ships."""
+    return (files("warplens") / "demo" / "rmsnorm.cu").read_text(encoding="utf-8")
+
+
+def rival_source(rival: str) -> str:
+    """The same kernel with another recorder in place of warplens'; it takes one more argument, the trace buffer."""
+    source = marked_source()
+    replacements = (
+        ("#include <warplens/warplens.cuh>", (HERE / RIVALS[rival]).read_text(encoding="utf-8")),
+        ("WARPLENS_SITES_FROM(", "SITES_FROM("),
+        ("warplens::Recorder<rmsnorm, kTrace> rec;", "Recorder rec(trace);"),
+        ("float eps) {", "float eps, unsigned long long* trace) {"),
+    )
+    for old, new in replacements:
+        if source.count(old) != 1:
+            raise ValueError(f"rmsnorm.cu holds {old!r} {source.count(old)} times; expected once")
+        source = source.replace(old, new)
+    return source
+
+
+def name_expression(*, traced: bool) -> str:
+    """Name of the bfloat16 kernel; the rivals are always `traced`."""
+    return f"rmsnorm_fwd<__nv_bfloat16, {'true' if traced else 'false'}>"
+
+
+def trace_bytes(rival: str, rows: int, warps: int) -> int:
+    """Bytes of trace that a rival writes in one launch."""
+    if rival == "document":
+        return rows * (1 + warps * MARKS) * 16
+    return (1 + rows * warps * MARKS) * 8

@@ -1,0 +1,213 @@
+"""RMSNorm forward on the GPU through `warplens.Kernel`, checked against float64.
+
+In: arrays of torch, CuPy or numpy. Out: y and a trace; or, run as a program, the errors for every warp count of a
+block. Refuses, before anything is launched, what the kernel does not take. Never changes x or weight.
+
+    python examples/rmsnorm/rmsnorm.py [--rows 64] [--dtype bfloat16|float16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from warplens.errors import UsageError
+
+VECTOR = 8  # values that a thread takes: 128 bits
+MAX_HIDDEN = 1024 * VECTOR
+WARP_SIZE = 32
+EPS = 1e-6
+ALIGNMENT_BYTES = 16
+MAX_ROWS = 2**31 - 1  # largest grid
+CPP_TYPES = {"bfloat16": "__nv_bfloat16", "float16": "__half"}
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8 / 2, "float16": 2.0**-10 / 2}
+SMALLEST_SUBNORMAL = {"bfloat16": 2.0**-133, "float16": 2.0**-24}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the kernel is launched for checked arguments."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    hidden: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far y is from the float64 result.
+
+    `worst_error` is the largest error of an element over what correct rounding to y's type may cost it:
+    1 would be a perfect kernel, and sums in float add a little. `relative_error` is |y - expected| / |expected|
+    in the Euclidean norm.
+    """
+
+    relative_error: float
+    worst_error: float
+    worst_index: tuple[int, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether no element is further off than rounding and float sums explain."""
+        return self.worst_error <= 1.02
+
+
+def source_path() -> str:
+    """The marked kernel, as it ships with warplens."""
+    return str(files("warplens") / "demo" / "rmsnorm.cu")
+
+
+def kernel_name(dtype: str, *, traced: bool) -> str:
+    """Name expression of the kernel for `dtype` ("bfloat16" or "float16")."""
+    return f"rmsnorm_fwd<{CPP_TYPES[dtype]}, {'true' if traced else 'false'}>"
+
+
+def make_kernel(dtype: str) -> Any:
+    """The traced and the clean build of the kernel as a `warplens.Kernel`; needs a GPU and NVRTC."""
+    import warplens
+
+    return warplens.Kernel.from_file(
+        source_path(), kernel_name(dtype, traced=True), clean=kernel_name(dtype, traced=False)
+    )
+
+
+def record(kernel: Any, x: Any, weight: Any, y: Any, *, eps: float = EPS, **options: Any) -> Any:
+    """Check the arguments, launch `kernel`, fill y; the `warplens.Trace`. `options` go to `Kernel.record`."""
+    launch = plan(x, weight, y)
+    return kernel.record(launch.grid, launch.block, x, weight, y, np.uint32(launch.hidden), np.float32(eps), **options)
+
+
+def plan(x: Any, weight: Any, y: Any) -> Launch:
+    """Check the arguments and return the launch.
+
+    x and y: bfloat16 or float16, shape (..., hidden), contiguous; weight: shape (hidden,), of the same type.
+    Raises UsageError for a hidden size that is 0, above 8192 or no multiple of 8, for no rows, other shapes,
+    other or mixed types, non-contiguous arrays, and device pointers that are not aligned to 16 bytes.
+    """
+    shape = tuple(x.shape)
+    if not shape:
+        raise UsageError("x is a scalar; expected rows of `hidden` values, shape (..., hidden)")
+    hidden, rows = shape[-1], math.prod(shape[:-1])
+    _check_hidden(hidden)
+    if not 1 <= rows <= MAX_ROWS:
+        raise UsageError(f"x has {rows} rows; expected 1 to {MAX_ROWS}, one block each")
+    dtype = _dtype(x)
+    if dtype not in CPP_TYPES:
+        raise UsageError(f"x holds {dtype}; expected bfloat16 or float16")
+    for name, array, expected in (("x", x, shape), ("weight", weight, (hidden,)), ("y", y, shape)):
+        if _dtype(array) != dtype:
+            raise UsageError(f"{name} holds {_dtype(array)} and x holds {dtype}; expected one type for x, weight and y")
+        if tuple(array.shape) != expected:
+            raise UsageError(f"{name} has shape {tuple(array.shape)}; expected {expected}")
+        if not _contiguous(array):
+            raise UsageError(f"{name} is not contiguous; pass {name}.contiguous() or a copy in row order")
+        offset_bytes = _device_address(array) % ALIGNMENT_BYTES
+        if offset_bytes:
+            raise UsageError(
+                f"{name} lies {offset_bytes} bytes after a multiple of {ALIGNMENT_BYTES}; expected an aligned pointer: "
+                "the kernel loads 128-bit vectors. Pass a copy, not a slice that begins inside of a vector"
+            )
+    warps = -(-hidden // (VECTOR * WARP_SIZE))
+    return Launch(grid=(rows, 1, 1), block=(warps * WARP_SIZE, 1, 1), hidden=hidden, dtype=dtype)
+
+
+def expected(x: Any, weight: Any, eps: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """x / sqrt(mean(x^2) + eps) * weight in float64, shape of x."""
+    values = _float64(x)
+    scale = 1.0 / np.sqrt(np.mean(values**2, axis=-1, keepdims=True) + eps)
+    return np.asarray(values * scale * _float64(weight))
+
+
+def compare(y: Any, reference: np.ndarray[Any, np.dtype[np.float64]]) -> Agreement:
+    """Errors of y against `reference` (float64, the same shape). A nan counts as an infinite error."""
+    dtype = _dtype(y)
+    error = np.abs(_float64(y) - reference)
+    error[np.isnan(error)] = np.inf
+    allowed = np.maximum(np.abs(reference) * UNIT_ROUNDOFF[dtype], SMALLEST_SUBNORMAL[dtype] / 2)
+    ratio = error / allowed
+    worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    norm = float(np.linalg.norm(reference))
+    relative_error = float(np.linalg.norm(error)) / norm if norm else float(np.linalg.norm(error))
+    return Agreement(relative_error, float(ratio[worst]), tuple(int(i) for i in worst))
+
+
+def check_every_warp_count(rows: int, dtype: str) -> int:
+    """Compare with float64 for blocks of 1 to 32 warps, full and with a last warp that is not; count the failures."""
+    import torch
+
+    kernel = make_kernel(dtype)
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    failures = 0
+    print(f"{'hidden':>6} {'warps':>5} {'relative error':>14} {'worst / rounding':>16}  worst element")
+    for warps in range(1, 33):
+        for hidden in (256 * warps - 248, 256 * warps):
+            x, y = (torch.full((rows, hidden), torch.nan, device="cuda", dtype=getattr(torch, dtype)) for _ in range(2))
+            x.normal_(generator=generator)
+            weight = torch.empty_like(x[0]).normal_(generator=generator)
+            record(kernel, x, weight, y, rounds=1, warmup=0)
+            found = compare(y, expected(x, weight, EPS))
+            failures += not found.good
+            verdict = "" if found.good else "  WRONG"
+            print(
+                f"{hidden:>6} {warps:>5} {found.relative_error:>14.2e} {found.worst_error:>16.4f}  "
+                f"{found.worst_index}{verdict}"
+            )
+    print(f"{failures} of 64 sizes are wrong" if failures else f"all 64 sizes agree with float64 ({dtype})")
+    return failures
+
+
+def main() -> int:
+    """Run the check; 1 when a size is wrong."""
+    parser = argparse.ArgumentParser(description="Check the RMSNorm kernel against float64 for every warp count.")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--dtype", choices=sorted(CPP_TYPES), default="bfloat16")
+    options = parser.parse_args()
+    return 1 if check_every_warp_count(options.rows, options.dtype) else 0
+
+
+def _check_hidden(hidden: int) -> None:
+    takes = f"expected a multiple of {VECTOR} from {VECTOR} to {MAX_HIDDEN}"
+    if hidden == 0:
+        raise UsageError(f"the rows of x are empty (hidden size 0); {takes}")
+    if hidden > MAX_HIDDEN:
+        raise UsageError(f"the rows of x hold {hidden} values; {takes}: a row is one block of at most 1024 threads")
+    if hidden % VECTOR:
+        padded = -(-hidden // VECTOR) * VECTOR
+        raise UsageError(f"the rows of x hold {hidden} values; {takes}. The next that fits is {padded}")
+
+
+def _dtype(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _contiguous(array: Any) -> bool:
+    if hasattr(array, "is_contiguous"):  # torch
+        return bool(array.is_contiguous())
+    return bool(array.flags.c_contiguous)
+
+
+def _device_address(array: Any) -> int:
+    """Address of the first element; 0 for an array in host memory, which is copied to an aligned place."""
+    if hasattr(array, "data_ptr"):  # torch, whose bfloat16 has no array interface
+        return int(array.data_ptr()) if array.is_cuda else 0
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return int(interface["data"][0]) if interface else 0
+
+
+def _float64(array: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    if hasattr(array, "detach"):  # torch
+        array = array.detach().double().cpu().numpy()
+    elif hasattr(array, "get"):  # CuPy
+        array = array.get()
+    return np.asarray(array).astype(np.float64)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

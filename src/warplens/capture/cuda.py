@@ -1,0 +1,348 @@
+"""Kernels from CUDA C++ source: compiled clean and traced, launched, timed, recorded.
+
+In: source, the kernel's name, launch arguments. Out: `Recording`. Adds launches of the kernel, so it must be one that
+may be launched again with the same arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from warplens import __version__, layout
+from warplens.capture import driver, machine
+from warplens.capture.arena import Arena, Drained
+from warplens.capture.arguments import Arguments
+from warplens.capture.calibrate import Calibrator
+from warplens.capture.compile import Compiled, compile_cubin
+from warplens.capture.library import Dim3, Function, Library
+from warplens.capture.modules import read_site_sets
+from warplens.capture.options import RecordOptions, stream_handle
+from warplens.capture.recording import Recording
+from warplens.errors import DeviceError, DisturbanceError, FileError, SitesError, UsageError
+
+_LEAST_CALIBRATION_GAP_S = 0.02  # two clock readings this far apart tell the rate to about 2e-6
+
+
+@dataclass
+class Build:
+    """One compiled and loaded form of the kernel."""
+
+    library: Library
+    function: Function
+    compiled: Compiled
+    options: tuple[str, ...]
+
+
+def dim3(value: int | Sequence[int], what: str) -> Dim3:
+    """Three positive numbers of one, two or three. Raises UsageError."""
+    numbers = (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+    if not 1 <= len(numbers) <= 3 or any(n < 1 for n in numbers):
+        raise UsageError(f"{what} is {value!r}: expected one to three positive numbers")
+    x, y, z = (*numbers, 1, 1)[:3]
+    return x, y, z
+
+
+class CudaKernel:
+    """A marked kernel of a CUDA C++ source.
+
+    name: the traced kernel as C++ names it, `"rmsnorm_fwd<true>"`. clean: the same kernel without marks; `"auto"`
+    replaces the one template argument `true` in `name` by `false`; None means that there is none, and then nothing
+    is said about disturbance. options: for NVRTC (`["-DTILE=64", "-Iinclude"]`). filename: the source's name in
+    messages and in the trace.
+
+    Raises CompileError, SitesError (the source declares no sites), DeviceError, MissingDependencyError.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        *,
+        clean: str | None = "auto",
+        options: Sequence[str] = (),
+        filename: str = "kernel.cu",
+    ) -> None:
+        self.source, self.name, self.filename = source, name, filename
+        self.options = tuple(options)
+        self.clean = _clean_name(name) if clean == "auto" else clean
+        self._device = driver.ensure_context()
+        major, minor = (driver.attribute(self._device, f"COMPUTE_CAPABILITY_{n}") for n in ("MAJOR", "MINOR"))
+        if (major, minor) < (8, 0):
+            raise UsageError(f"this GPU has compute capability {major}.{minor}: warplens needs 8.0 or newer")
+        self.arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+        self._builds: dict[tuple[str, tuple[str, ...]], Build] = {}
+        self._arena: Arena | None = None
+        self._calibrator: Calibrator | None = None
+        self._site_sets = read_site_sets(self._build(name, ()).compiled.cubin)
+        if not self._site_sets:
+            raise SitesError(
+                f"{filename} declares no sites, so there is nothing to record: write "
+                "WARPLENS_SITES(name, first, second) in it and put marks into the kernel (docs: mark your own kernel)"
+            )
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], name: str, **keywords: Any) -> Self:
+        """A kernel of the source file at `path`; its folder is searched for includes. Raises FileError."""
+        file = Path(path)
+        try:
+            source = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileError(f"{file} cannot be read as CUDA source: {error}") from error
+        options = [*keywords.pop("options", ()), f"--include-path={file.resolve().parent}"]
+        return cls(source, name, options=options, filename=keywords.pop("filename", file.name), **keywords)
+
+    @property
+    def site_sets(self) -> list[dict[str, Any]]:
+        """The sites that the source declares, as the manifest lists them."""
+        return self._site_sets
+
+    def _build(self, name: str, extra: tuple[str, ...]) -> Build:
+        key = (name, extra)
+        if key not in self._builds:
+            compiled = compile_cubin(
+                self.source, [name], arch=self.arch, options=[*self.options, *extra], filename=self.filename
+            )
+            library = Library(compiled.cubin)
+            self._builds[key] = Build(library, library.function(compiled.names[name], shown=name), compiled, extra)
+        return self._builds[key]
+
+    def traced_build(self, grid: Dim3, block: Dim3, options: RecordOptions) -> tuple[Build, dict[str, Any]]:
+        """The build for this launch shape, and the `kernels` entry of the manifest with both builds' resources."""
+        threads = block[0] * block[1] * block[2]
+        most = driver.attribute(self._device, "MAX_THREADS_PER_BLOCK")
+        if threads > most:
+            raise UsageError(f"a block of {block} has {threads:,} threads: this GPU takes at most {most:,}")
+        policy = "packed" if threads % 32 == 0 else "staged"
+        extra = [f"-DWARPLENS_POLICY={policy}"]
+        if policy == "staged":
+            extra.append(f"-DWARPLENS_MAX_WARPS={(threads + 31) // 32}")
+        if grid[1:] == (1, 1) and block[1:] == (1, 1):
+            extra.append("-DWARPLENS_1D")
+        build = self._build(self.name, tuple(extra))
+        traced = build.function.resources(threads, options.shared_bytes)
+        clean = None
+        if self.clean is not None:
+            clean = self._build(self.clean, ()).function.resources(threads, options.shared_bytes)
+            if traced["resident_blocks"] < clean["resident_blocks"]:
+                build, traced = self._squeeze(build, traced, clean, threads, options)
+        if build.library.symbol(layout.DESCRIPTOR_SYMBOL) is None:
+            raise SitesError(
+                f"{self.name} in {self.filename} has no Recorder: is the argument set that switches it on?"
+            )
+        entry = {
+            "name": self.name,
+            "site_set": self._site_sets[0]["name"],
+            "policy": policy,
+            "clean": clean,
+            "traced": traced,
+            "clean_ns": None,
+            "traced_ns": None,
+            "not_measured": None,
+            "mark_cost_cycles": None,
+        }
+        return build, entry
+
+    def _squeeze(
+        self, build: Build, traced: dict[str, int], clean: dict[str, int], threads: int, options: RecordOptions
+    ) -> tuple[Build, dict[str, int]]:
+        """Limit the traced build's registers to what keeps as many blocks resident as the clean one has."""
+        per_sm = driver.attribute(self._device, "MAX_REGISTERS_PER_MULTIPROCESSOR")
+        warps = (threads + 31) // 32
+        limit = per_sm // (clean["resident_blocks"] * warps * 32) // 8 * 8
+        if limit >= 16:
+            tight = self._build(self.name, (*build.options, f"--maxrregcount={limit}"))
+            resources = tight.function.resources(threads, options.shared_bytes)
+            if resources["resident_blocks"] >= clean["resident_blocks"]:
+                return tight, resources
+        if options.allow_fewer_blocks:
+            return build, traced
+        raise DisturbanceError(
+            f"{self.name}: an SM holds {clean['resident_blocks']} blocks of the clean build and only "
+            f"{traced['resident_blocks']} of the traced one ({traced['registers']} registers and "
+            f"{traced['shared_bytes']:,} bytes of shared memory, clean {clean['registers']} and "
+            f"{clean['shared_bytes']:,}); the trace would show another kernel. Record fewer values across marks, or "
+            "pass allow_fewer_blocks=True"
+        )
+
+    def capture(self, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, **options: Any) -> Recording:
+        """Launch the kernel, clean and traced in turn, and record it.
+
+        grid, block: one to three numbers each. args: the kernel's arguments: arrays of torch or CuPy, DLPack,
+        `__cuda_array_interface__`, numpy arrays (copied to the GPU and back), numpy scalars, numbers. options: see
+        `RecordOptions`. The kernel runs `2 * (warmup + rounds) + launches` times with the same arguments.
+
+        Raises UsageError, DeviceError (a launch failed), DisturbanceError (fewer resident blocks).
+        """
+        wanted = RecordOptions.of(options)
+        shape = (dim3(grid, "grid"), dim3(block, "block"))
+        session = _Session(self, shape, wanted)
+        parameters = Arguments(args, session.traced.function.parameter_sizes())
+        recording = session.run(parameters)
+        parameters.copy_back()
+        return recording
+
+
+def _clean_name(name: str) -> str | None:
+    head, bracket, arguments = name.partition("<")
+    parts = [part.strip() for part in arguments.removesuffix(">").split(",")]
+    if not bracket or parts.count("true") != 1:
+        return None
+    return f"{head}<{', '.join('false' if part == 'true' else part for part in parts)}>"
+
+
+class _Session:
+    """One call of `CudaKernel.capture`."""
+
+    def __init__(self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions) -> None:
+        self.kernel, self.options = kernel, options
+        self.grid, self.block = shape
+        self.stream = stream_handle(options.stream)
+        self.traced, self.entry = kernel.traced_build(*shape, options)
+        self.clean = kernel._build(kernel.clean, ()) if kernel.clean else None
+        for build in filter(None, (self.clean, self.traced)):
+            build.function.allow_shared_bytes(options.shared_bytes)
+        if kernel._arena is None or kernel._arena.capacity_bytes != options.capacity_bytes:
+            kernel._arena = Arena(options.capacity_bytes)
+        self.arena = kernel._arena
+        kernel._calibrator = kernel._calibrator or Calibrator(kernel._device, kernel.arch)
+        self.calibrator = kernel._calibrator
+        l2_bytes = driver.attribute(kernel._device, "L2_CACHE_SIZE")
+        self.flush = driver.DeviceMemory(2 * l2_bytes) if options.cold_l2 else None
+
+    def _switch(self, mode: layout.Mode) -> None:
+        symbol = self.traced.library.symbol(layout.DESCRIPTOR_SYMBOL)
+        value = self.arena.descriptor(mode, every=self.options.every_block, warp_mask=self.options.warp_mask)
+        driver.copy_to_device(int(symbol or 0), value.reshape(1), self.stream)
+
+    def _launch(self, build: Build, parameters: Arguments) -> None:
+        options = self.options
+        build.function.launch(
+            self.grid,
+            self.block,
+            parameters.table,
+            options.shared_bytes,
+            self.stream,
+            options.cluster,
+            options.cooperative,
+        )
+
+    def _timed(self, build: Build, parameters: Arguments) -> tuple[Any, Any]:
+        """One launch between two events."""
+        if build is self.traced:
+            self.arena.clear_cursors(self.stream)
+        self._flush_l2()
+        events = [driver.call("cuEventCreate", 0) for _ in range(2)]
+        driver.call("cuEventRecord", events[0], self.stream)
+        self._launch(build, parameters)
+        driver.call("cuEventRecord", events[1], self.stream)
+        return events[0], events[1]
+
+    def _flush_l2(self) -> None:
+        if self.flush is not None:
+            driver.call("cuMemsetD8Async", self.flush.address, 0, self.flush.size_bytes, self.stream)
+
+    def _rounds(self, parameters: Arguments) -> None:
+        """Time clean and traced launches in turn; sets the entry's times in ns."""
+        builds = [build for build in (self.clean, self.traced) if build is not None]
+        for _ in range(self.options.warmup):
+            for build in builds:
+                self.arena.clear_cursors(self.stream)
+                self._launch(build, parameters)
+        events: dict[int, list[tuple[Any, Any]]] = {id(build): [] for build in builds}
+        for number in range(self.options.rounds):
+            for timed in builds if number % 2 == 0 else builds[::-1]:
+                events[id(timed)].append(self._timed(timed, parameters))
+        driver.call("cuStreamSynchronize", self.stream, doing=f"running {self.kernel.name}")
+        for key, of in (("clean_ns", self.clean), ("traced_ns", self.traced)):
+            if of is not None and self.options.rounds:
+                pairs = events[id(of)]
+                self.entry[key] = [float(driver.call("cuEventElapsedTime", *pair)) * 1e6 for pair in pairs]
+        for pair in (pair for pairs in events.values() for pair in pairs):
+            for event in pair:
+                driver.call("cuEventDestroy", event)
+        if self.clean is None:
+            self.entry["not_measured"] = "no clean kernel was named"
+        elif not self.options.rounds:
+            self.entry["not_measured"] = "rounds=0"
+
+    def _keep(self, parameters: Arguments) -> Drained:
+        self.arena.clear(self.stream)
+        self._flush_l2()
+        self._launch(self.traced, parameters)
+        driver.call("cuStreamSynchronize", self.stream, doing=f"running {self.kernel.name}")
+        return self.arena.drain(self.stream)
+
+    def run(self, parameters: Arguments) -> Recording:
+        """All launches; the recording."""
+        device = self.kernel._device
+        narrowed = self.options.every_block > 1 or self.options.warps is not None
+        self._switch(layout.Mode.NARROWED if narrowed else layout.Mode.ALL)
+        state_before = machine.clock_state(device)
+        calibration = [self.calibrator.take("before", self.stream)]
+        started = time.monotonic()
+        try:
+            self._rounds(parameters)
+            kept = [self._keep(parameters) for _ in range(self.options.launches)]
+        finally:
+            with contextlib.suppress(DeviceError):  # after a failed launch every call fails: the first error counts
+                self._switch(layout.Mode.OFF)
+        time.sleep(max(0.0, _LEAST_CALIBRATION_GAP_S - (time.monotonic() - started)))
+        calibration.append(self.calibrator.take("after", self.stream))
+        manifest = self._manifest(kept)
+        manifest["clock_state"] = {"before": state_before, "after": machine.clock_state(device)}
+        manifest["calibration"] = calibration
+        manifest["globaltimer_step_ns"] = self.calibrator.step_ns
+        records = {f"records/{i:06d}.u32": drained.chunks for i, drained in enumerate(kept)}
+        return Recording(manifest, records, {self.kernel.filename: self.kernel.source})
+
+    def _manifest(self, kept: list[Drained]) -> dict[str, Any]:
+        options = self.options
+        launches = []
+        for number, drained in enumerate(kept):
+            grids = np.unique(drained.chunks[drained.chunks[:, layout.WORD_META] != 0, layout.WORD_GRID])
+            launches.append(
+                {
+                    "kernel": 0,
+                    "grid": list(self.grid),
+                    "block": list(self.block),
+                    "cluster": list(options.cluster or (1, 1, 1)),
+                    "shared_bytes": options.shared_bytes,
+                    "stream": self.stream,
+                    "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
+                    "replay": 0,
+                    "grid_id": int(grids[0]) if len(grids) == 1 else None,
+                    "records": f"records/{number:06d}.u32",
+                    "lost_events": drained.lost_events,
+                    "lost_chunks": drained.lost_chunks,
+                    "every": options.every_block,
+                    "warp_mask": options.warp_mask,
+                    "cold_l2": options.cold_l2,
+                }
+            )
+        return {
+            "format": "wlens",
+            "version": list(layout.FORMAT_VERSION),
+            "warplens": __version__,
+            "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "complete": True,
+            "note": options.note,
+            "host": platform.node() if options.host else None,
+            "command": sys.argv if options.command else None,
+            "policy": self.entry["policy"],
+            "capacity_bytes": options.capacity_bytes,
+            "device": machine.device_facts(self.kernel._device),
+            "site_sets": self.kernel.site_sets,
+            "kernels": [self.entry],
+            "launches": launches,
+        }

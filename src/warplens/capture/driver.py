@@ -1,0 +1,95 @@
+"""The CUDA driver, with errors of ours.
+
+In: calls of cuda.bindings.driver. Out: their values, or DeviceError. Loads the bindings at the first call and uses
+the context that the process already has (torch's, CuPy's), else the primary context of device 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warplens.errors import DeviceError, MissingDependencyError
+
+
+@cache
+def bindings() -> Any:
+    """cuda.bindings.driver, initialised."""
+    try:
+        driver: Any = importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"cuda-bindings cannot be loaded ({error}). Recording needs it: pip install 'warplens[cu13]' "
+            "(or 'warplens[cu12]' for a CUDA 12 driver)"
+        ) from error
+    try:
+        (status,) = driver.cuInit(0)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"no CUDA driver on this machine ({error}); `warplens doctor` says what was looked for"
+        ) from error
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"the CUDA driver does not start: {status.name}; `warplens doctor` says what was looked for")
+    return driver
+
+
+def call(name: str, *args: Any, doing: str = "") -> Any:
+    """Call a driver function by name; its value, a tuple of values, or None.
+
+    Raises DeviceError with the function, the driver's error and what was being done.
+    """
+    driver = bindings()
+    status, *values = getattr(driver, name)(*args)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        text = driver.cuGetErrorString(status)[1]
+        what = f" while {doing}" if doing else ""
+        raise DeviceError(f"{name} failed{what}: {status.name} ({text.decode() if text else 'no text'})")
+    return values[0] if len(values) == 1 else (tuple(values) or None)
+
+
+def ensure_context() -> int:
+    """Make a context current if none is; the device's ordinal."""
+    if int(call("cuCtxGetCurrent")) == 0:
+        if call("cuDeviceGetCount") == 0:
+            raise DeviceError("the CUDA driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)")
+        call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 0)))
+    return int(call("cuCtxGetDevice"))
+
+
+def attribute(device: int, name: str) -> int:
+    """A device attribute by its name without prefix, e.g. MULTIPROCESSOR_COUNT."""
+    enum = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(call("cuDeviceGetAttribute", enum, device))
+
+
+def copy_to_device(address: int, data: NDArray[Any], stream: int = 0) -> None:
+    """Copy an array to device memory, ordered after what is in `stream`; returns when it has arrived."""
+    data = np.ascontiguousarray(data)
+    call("cuMemcpyHtoDAsync", address, data.ctypes.data, data.nbytes, stream, doing="copying to the GPU")
+    call("cuStreamSynchronize", stream, doing="copying to the GPU")
+
+
+def copy_from_device(address: int, shape: tuple[int, ...], dtype: Any, stream: int = 0) -> NDArray[Any]:
+    """Copy device memory into a new array, after what is in `stream`."""
+    data: NDArray[Any] = np.empty(shape, dtype)
+    if data.nbytes:
+        call("cuMemcpyDtoHAsync", data.ctypes.data, address, data.nbytes, stream, doing="copying from the GPU")
+    call("cuStreamSynchronize", stream, doing="waiting for the GPU")
+    return data
+
+
+class DeviceMemory:
+    """Device memory that is freed with the object. `address`: int; `size_bytes`."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.address = int(call("cuMemAlloc", max(size_bytes, 1), doing=f"allocating {size_bytes:,} bytes"))
+
+    def __del__(self) -> None:
+        address, self.address = getattr(self, "address", 0), 0
+        if address:
+            bindings().cuMemFree(address)

@@ -1,0 +1,74 @@
+"""Reads symbols out of a compiled module (an ELF file): the site sets that its source declared.
+
+In: bytes of a cubin. Out: site sets as the manifest lists them. Needs no GPU. Every offset is checked: a cubin may
+be damaged.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from warplens import layout
+from warplens.errors import SitesError
+
+_KINDS = ("phase", "wait", "mark", "range", "arrive")
+
+
+def _sections(elf: bytes) -> list[tuple[int, ...]]:
+    if elf[:5] != b"\x7fELF\x02" or len(elf) < 64:
+        raise SitesError("this module is not a 64-bit ELF file (a cubin): its sites cannot be read")
+    offset, size, count = struct.unpack_from("<Q", elf, 40)[0], *struct.unpack_from("<HH", elf, 58)
+    if size < 64 or offset + size * count > len(elf):
+        raise SitesError("this module is damaged: its section table lies outside of it")
+    return [struct.unpack_from("<IIQQQQIIQQ", elf, offset + i * size) for i in range(count)]
+
+
+def read_symbols(elf: bytes, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each symbol whose name begins with `prefix` and that has initial content."""
+    sections = _sections(elf)
+    for _, kind, _, _, offset, size, link, _, _, entry in sections:
+        if kind != 2 or entry < 24:  # SHT_SYMTAB
+            continue
+        if link >= len(sections) or offset + size > len(elf):
+            raise SitesError("this module is damaged: its symbol table lies outside of it")
+        names = elf[sections[link][4] : sections[link][4] + sections[link][5]]
+        for at in range(offset, offset + size - 23, entry):
+            name_at, _, _, section, value, length = struct.unpack_from("<IBBHQQ", elf, at)
+            name = names[name_at : names.find(b"\0", name_at)].decode(errors="replace")
+            if not name.startswith(prefix) or not 0 < section < len(sections):
+                continue
+            start = sections[section][4] + value
+            if sections[section][1] == 8 or start + length > len(elf):  # SHT_NOBITS: no content
+                raise SitesError(f"this module is damaged: {name} has no content")
+            yield name, elf[start : start + length]
+
+
+def parse_sites(name: str, content: bytes) -> dict[str, Any]:
+    """One site set of the manifest from the string that WARPLENS_SITES left in the module."""
+    text = content.rstrip(b"\0").decode(errors="replace")
+    parts = text.split(layout.TAIL_SEPARATOR)
+    if len(parts) != 3 or not parts[2].isdigit():
+        raise SitesError(f"site set {name!r}: its table in the module cannot be read; was it made by WARPLENS_SITES?")
+    listed, file, line = parts[0], parts[1], int(parts[2])
+    rows: list[list[str]]
+    if listed.startswith(layout.SITE_SEPARATOR):
+        rows = [row.split(layout.FIELD_SEPARATOR) for row in listed.split(layout.SITE_SEPARATOR)[1:]]
+    else:
+        rows = [[site.strip(), "phase", ""] for site in listed.split(",") if site.strip()]
+    sites = []
+    for index, row in enumerate(rows, 1):
+        if len(row) != 3:
+            raise SitesError(f"site set {name!r}: site {index} has {len(row)} fields, expected name, kind and resource")
+        if row[1] not in _KINDS:
+            raise SitesError(f"site {row[0]!r} of {name!r} has kind {row[1]!r}: expected one of {', '.join(_KINDS)}")
+        sites.append({"id": index, "name": row[0], "kind": row[1], "resource": row[2], "file": file, "line": line})
+    return {"name": name, "hash": layout.sites_hash(name), "sites": sites}
+
+
+def read_site_sets(cubin: bytes) -> list[dict[str, Any]]:
+    """All site sets of a module, in the order of their names; empty when the source declares none."""
+    prefix = layout.SITES_SYMBOL_PREFIX
+    found = {name[len(prefix) :]: content for name, content in read_symbols(cubin, prefix)}
+    return [parse_sites(name, found[name]) for name in sorted(found)]

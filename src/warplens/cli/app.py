@@ -1,0 +1,121 @@
+"""The click group behind `warplens`.
+
+In: arguments. Out: the exit code of the command, or of the error that ended it, with one message on stderr.
+Commands are imported when they are called; their one-line helps stand here so that `--help` imports none of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import click
+
+from warplens.cli.exits import FINE, USAGE, exit_of
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "demo": ("warplens.cli.demo", "See inside an RMSNorm kernel: record it here, or open the bundled recording."),
+    "summary": ("warplens.cli.look", "Print how far a trace can be trusted, and where its blocks spent their time."),
+    "show": ("warplens.cli.look", "Print the warps of one block as a timeline."),
+    "plot": ("warplens.cli.look", "Draw all blocks of a launch, or the warps of one block, as PNG or SVG."),
+    "info": ("warplens.cli.ask", "Print what a file is: device, versions, kernels, launches, members."),
+    "query": ("warplens.cli.ask", "Run SQL over the tables launches, blocks, spans, sites and problems."),
+    "doctor": ("warplens.cli.doctor", "Say what recording needs, what is there, and how to get the rest."),
+}
+"""Name -> module that holds the click command of that name, and its one-line help."""
+
+
+class App(click.Group):
+    """A group that imports a command when it is needed and ends every error with one message and its exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command, imported now; None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that `args` begins with; an unknown name gets the nearest known ones in the message."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS)
+            hint = f": did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"no command {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Writes the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        """Runs a command and leaves with SystemExit; other exceptions only with WARPLENS_TRACEBACK set."""
+        del standalone_mode
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # a terminal that lacks a character gets a `?`, not an error
+                stream.reconfigure(errors="replace")
+        try:
+            code = super().main(args, prog_name or "warplens", standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `warplens query ... | head`: the reader has what it wanted
+            # Python flushes stdout again at exit: give it a place where that works.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(FINE)
+        except (Exception, KeyboardInterrupt) as error:
+            if os.environ.get("WARPLENS_TRACEBACK"):
+                raise
+            code, message = exit_of(error)
+            _complain(message)
+        sys.exit(code or FINE)
+
+
+def _complain(message: str) -> None:
+    from warplens.render.escape import visible_lines
+
+    sys.stdout.flush()
+    click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    click.echo(visible_lines(message), err=True)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from warplens import __version__
+
+        click.echo(f"warplens {__version__}")
+        ctx.exit(FINE)
+
+
+@click.group(
+    cls=App,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 fine; 2 usage; 3 file unusable; 4 read, but with losses or problems (summary, demo); "
+    '5 GPU or compiler missing. Completion: eval "$(_WARPLENS_COMPLETE=bash_source warplens)" (or zsh, fish).',
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Look inside CUDA kernels: where do the warps of a kernel spend their time?"""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(USAGE)

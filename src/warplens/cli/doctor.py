@@ -1,0 +1,203 @@
+"""`doctor`: what recording needs, what is there, and how to get the rest.
+
+In: this machine. Out: a list of checks as text or JSON, and the exit code: 5 when something that recording needs is
+missing. Changes nothing, opens no context on a GPU, and never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import click
+
+from warplens.cli.exits import FINE, MISSING
+from warplens.cli.output import console, finish, json_option, print_json
+from warplens.render.escape import visible
+
+State = Literal["ok", "missing", "note"]
+_STYLES: Final[dict[State, str]] = {"ok": "green", "missing": "bold red", "note": "yellow"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: what was looked at, how it stands, what was found, and the command or step that mends it."""
+
+    name: str
+    state: State
+    found: str
+    mend: str = ""
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> int:
+    """Say what recording needs, what is there, and how to get the rest.
+
+    Ends with exit code 5 when a GPU, driver or compiler is missing. Reading traces needs none of them.
+    """
+    checks = examine()
+    missing = [c for c in checks if c.state == "missing"]
+    code = MISSING if missing else FINE
+    verdict = "this machine can record" if not missing else "this machine can read traces, but not record"
+    if as_json:
+        print_json({"can_record": not missing, "exit_code": code, "checks": [asdict(c) for c in checks]})
+    else:
+        _print(checks, verdict)
+    finish(following="warplens demo" + (" --device cpu" if missing else ""))
+    return code
+
+
+def examine() -> list[Check]:
+    """All checks, in the order in which recording would run into them."""
+    extra = "cu12" if _driver_major() == 12 else "cu13"
+    install = f"pip install '.[{extra}]' in the checkout"
+    checks = [_python(), Check("platform", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")]
+    checks += [_package(name, "") for name in ("numpy", "polars", "matplotlib")]
+    checks += [*_driver(install), _package("cuda-core", install, module="cuda.core")]
+    checks += [_nvrtc(install), _nvdisasm(install), _permissions()]
+    return checks
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} at {sys.executable}"
+    return Check("python", "ok", found)
+
+
+def _package(name: str, install: str, *, module: str = "") -> Check:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return Check(name, "ok", importlib.metadata.version(name))
+    if _has_module(module or name):
+        return Check(name, "ok", "there, version not known")
+    return Check(name, "missing", "not installed", install or f"pip install {name}")
+
+
+def _has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # the parent package is missing or broken
+        return False
+
+
+def _driver(install: str) -> list[Check]:
+    """Driver and GPUs as cuda.bindings sees them; without it, only whether the kernel's module is loaded."""
+    version = Path("/proc/driver/nvidia/version")
+    loaded = ""
+    with contextlib.suppress(OSError):
+        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", version.read_text(errors="replace"))
+        loaded = found[0] if found else ""
+    if not _has_module("cuda.bindings.driver"):
+        checks = [Check("cuda-bindings", "missing", "not installed", install)]
+        if loaded:
+            return [Check("driver", "ok", loaded), *checks]
+        return [Check("driver", "missing", "no NVIDIA driver found", "install the NVIDIA driver"), *checks]
+    try:
+        from cuda.bindings import driver
+
+        status, *_ = driver.cuInit(0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            return [Check("driver", "missing", f"{loaded or 'no driver'}: cuInit says {status.name}", _GPU_HINT)]
+        _, cuda = driver.cuDriverGetVersion()
+        _, count = driver.cuDeviceGetCount()
+        names = [_device(driver, index) for index in range(count)]
+    except Exception as error:  # whatever a broken installation raises is a finding
+        return [Check("driver", "missing", f"{loaded or 'no driver'}: {error}", _GPU_HINT)]
+    text = f"{loaded or 'version not known'}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    gpus = Check("gpu", "ok", "; ".join(names)) if names else Check("gpu", "missing", "none seen", _GPU_HINT)
+    return [Check("driver", "ok", text), gpus]
+
+
+_GPU_HINT: Final = "install the NVIDIA driver; in a container start it with --gpus all; look at CUDA_VISIBLE_DEVICES"
+
+
+def _device(driver: object, index: int) -> str:
+    get = driver.cuDeviceGetName, driver.cuDeviceGetAttribute, driver.CUdevice_attribute  # type: ignore[attr-defined]
+    name, attribute, kinds = get
+    text = name(128, index)[1].split(b"\0")[0].decode(errors="replace")
+    prefix = kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+    major, minor = (attribute(kind, index)[1] for kind in prefix)
+    return f"{text} (sm_{major}{minor})"
+
+
+def _driver_major() -> int | None:
+    """Major CUDA version that the driver supports; None when it cannot be asked."""
+    if not _has_module("cuda.bindings.driver"):
+        return None
+    try:
+        from cuda.bindings import driver
+
+        status, version = driver.cuDriverGetVersion()
+    except Exception:  # a broken installation is reported by _driver
+        return None
+    return version // 1000 if status == driver.CUresult.CUDA_SUCCESS else None
+
+
+def _nvrtc(install: str) -> Check:
+    if not _has_module("cuda.bindings.nvrtc"):
+        return Check("nvrtc", "missing", "cuda-bindings is not installed", install)
+    try:
+        from cuda.bindings import nvrtc
+
+        status, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # whatever a broken installation raises is a finding
+        return Check("nvrtc", "missing", str(error).splitlines()[0] if str(error) else type(error).__name__, install)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        return Check("nvrtc", "missing", status.name, install)
+    return Check("nvrtc", "ok", f"{major}.{minor}")
+
+
+def _nvdisasm(install: str) -> Check:
+    path = _find_nvdisasm()
+    if path is None:
+        return Check("nvdisasm", "note", "not found: only needed to look at machine code", install)
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check("nvdisasm", "note", f"{path} does not run: {error}", install)
+    release = re.search(r"release ([\d.]+)", done.stdout)
+    return Check("nvdisasm", "ok", f"{release[1] if release else 'version not known'} at {path}")
+
+
+def _find_nvdisasm() -> str | None:
+    """The wheel's (nvidia/cu13/bin, or nvidia/cuda_nvdisasm/bin), else the one on PATH."""
+    spec = importlib.util.find_spec("nvidia") if _has_module("nvidia") else None
+    for root in spec.submodule_search_locations or [] if spec else []:
+        for found in sorted(Path(root).glob("*/bin/nvdisasm*"), reverse=True):
+            if os.access(found, os.X_OK):
+                return str(found)
+    return shutil.which("nvdisasm")
+
+
+def _permissions() -> Check:
+    """Recording reads clocks inside the user's own kernel: no performance counters, no root. Device files must open."""
+    closed = [str(p) for p in sorted(Path("/dev").glob("nvidia[0-9]*")) if not os.access(p, os.R_OK | os.W_OK)]
+    if closed:
+        return Check(
+            "permissions", "missing", f"cannot open {', '.join(closed)}", "join the group that owns these files"
+        )
+    return Check("permissions", "ok", "nothing special needed: no performance counters, no root")
+
+
+def _print(checks: list[Check], verdict: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for check in checks:
+        text = Text(visible(check.found, limit=400))
+        if check.mend:
+            text.append(f"\n-> {visible(check.mend)}", style="bold")
+        table.add_row(Text(check.state, style=_STYLES[check.state]), Text(check.name), text)
+    terminal = console()
+    terminal.print(table)
+    terminal.print(Text(verdict, style="bold"))

@@ -1,0 +1,262 @@
+"""Chunk headers: raw words to checked columns in the order launch, block, warp, sequence.
+
+In: arrays of uint32 (n, 32) per records member and the checked manifest. Out: `Chunks`, whose rows are all
+plausible and whose breaks (a warp's first chunk, records lost before a chunk) are known; the rest are problems.
+Must not look into records: only at the header.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from warplens import layout
+from warplens.decode.manifest import blocks_of, warps_of
+from warplens.decode.problems import Problem, Problems
+from warplens.layout import ChunkFlag
+
+U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+_COUNT_MASK: Final = (1 << layout.META_COUNT_BITS) - 1
+_FLAGS_MASK: Final = (1 << layout.META_FLAGS_BITS) - 1
+_SM_MASK: Final = (1 << layout.META_SM_BITS) - 1
+_WARP_MASK: Final = (1 << layout.META_WARP_BITS) - 1
+_U32_MASK: Final = 0xFFFFFFFF
+_HEAD_WORDS: Final = 8  # the header's 6 and 2 more: rows of 32 bytes are gathered faster
+
+
+@dataclass
+class Chunks:
+    """Columns over chunks; `row` is the chunk's index in the array of words."""
+
+    row: I64
+    launch: I64
+    block: I64
+    warp: I64
+    gwarp: I64
+    """The warp's number over all launches: grows with (launch, block, warp)."""
+    sm: I64
+    count: I64
+    flags: I64
+    sequence: I64
+    base_cycles: I64
+    """clock64, modulo 2^64."""
+    lost: I64
+    """Records missing between this chunk and the one before it in the warp (or the warp's begin)."""
+    reach_cycles: I64
+    """Cycles from the earliest time that an event of the chunk can have to base_cycles (times.bound_chunks)."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, which: Any) -> Chunks:
+        """The chunks that an index array or a mask selects."""
+        return Chunks(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+
+    @property
+    def first_of_warp(self) -> Bool:
+        """True where a chunk is the first of its warp."""
+        return starts(self.gwarp)
+
+    def has(self, flag: ChunkFlag) -> Bool:
+        """True where a chunk has `flag`."""
+        return np.asarray((self.flags & int(flag)) != 0)
+
+
+def starts(values: npt.NDArray[Any]) -> Bool:
+    """True where a value differs from the one before it; the first is always true."""
+    out = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=out[1:])
+    return out
+
+
+def read_chunks(records: dict[str, U32], manifest: dict[str, Any], problems: Problems) -> tuple[U32, Chunks]:
+    """Words of all members, shape (n, 32), and the checked, ordered columns of their chunks."""
+    launches = manifest["launches"]
+    shape = _Shape(
+        blocks=np.array([blocks_of(entry) for entry in launches] or [0], np.int64),
+        warps=np.array([warps_of(entry) for entry in launches] or [0], np.int64),
+    )
+    arrays, owners = [np.zeros((0, layout.CHUNK_WORDS), np.uint32)], [np.zeros(0, np.int64)]
+    heads = [np.zeros((0, _HEAD_WORDS), np.uint32)]
+    for member, words in records.items():
+        entries = [i for i, entry in enumerate(launches) if entry["records"] == member]
+        head = words[:, :_HEAD_WORDS].copy()  # all that is needed of a chunk here, in 1/4 of the memory
+        launch = _check_member(head, words, member, entries, shape, launches, problems)
+        arrays.append(words)
+        heads.append(head)
+        owners.append(launch)
+    words, head, launch = _joined(arrays), _joined(heads), _joined(owners)
+    row = np.flatnonzero(launch >= 0)
+    if len(row) < len(head):
+        head, launch = head[row], launch[row]
+    chunks = _columns(row, head, launch, shape)
+    return words, _count_lost(_drop_duplicates(chunks, problems), problems)
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """All parts behind the first, which only says what an empty whole looks like; without a copy where it is one."""
+    return parts[1] if len(parts) == 2 else np.concatenate(parts)
+
+
+@dataclass
+class _Shape:
+    """Blocks and warps per block of each launch."""
+
+    blocks: I64
+    warps: I64
+
+    def gwarp(self, launch: I64, block: I64, warp: I64) -> I64:
+        base = np.cumsum(self.blocks * self.warps) - self.blocks * self.warps
+        return np.asarray(base[launch] + block * self.warps[launch] + warp)
+
+
+def _check_member(
+    head: U32,
+    words: U32,
+    member: str,
+    entries: list[int],
+    shape: _Shape,
+    launches: list[dict[str, Any]],
+    problems: Problems,
+) -> I64:
+    """The launch of each chunk of a member; -1 for chunks that are not of this recording, which become problems."""
+    meta = head[:, layout.WORD_META]
+    marked = meta >> np.uint32(layout.META_MARKER_SHIFT) == layout.META_MARKER
+    if not marked.all():
+        _tell_unmarked(words[~marked], member, problems)
+    launch = _launch_of(head[:, layout.WORD_GRID], marked, entries, launches)
+    count = meta >> np.uint32(layout.META_COUNT_SHIFT) & np.uint32(_COUNT_MASK)
+    recorded = meta & np.uint32(int(ChunkFlag.BLOCK_RECORD) << layout.META_FLAGS_SHIFT) != 0
+    good = marked & (launch >= 0) & (count <= np.where(recorded, layout.BLOCK_RECORD_SLOTS, layout.RECORD_SLOTS))
+    good &= head[:, layout.WORD_BLOCK] < shape.blocks[launch]
+    good &= (meta & np.uint32(_WARP_MASK)) < shape.warps[launch]
+    foreign = int((marked & ~good).sum())
+    if foreign:
+        text = f"{foreign} chunks of {member} name no launch, block or warp of this recording, or hold too much"
+        problems.add(Problem("foreign_chunk", foreign, "error", text))
+        launch[~good] = -1
+    elif not marked.all():
+        launch[~marked] = -1
+    return launch
+
+
+def _columns(row: I64, head: U32, launch: I64, shape: _Shape) -> Chunks:
+    """Columns in the order gwarp, sequence; what was written first comes first where both agree."""
+    warp = head[:, layout.WORD_META] & np.uint32(_WARP_MASK)
+    gwarp = shape.gwarp(launch, head[:, layout.WORD_BLOCK].astype(np.int64), warp.astype(np.int64))
+    order = _order(gwarp, head[:, layout.WORD_SEQUENCE])
+    if order is not None:
+        row, launch, gwarp = row[order], launch[order], gwarp[order]
+        head = head.take(order, axis=0, mode="clip")
+    wide = head.T.astype(np.int64, order="C")
+    meta = wide[layout.WORD_META]
+    return Chunks(
+        row=row,
+        launch=launch,
+        block=wide[layout.WORD_BLOCK],
+        warp=meta & _WARP_MASK,
+        gwarp=gwarp,
+        sm=meta >> layout.META_SM_SHIFT & _SM_MASK,
+        count=meta >> layout.META_COUNT_SHIFT & _COUNT_MASK,
+        flags=meta >> layout.META_FLAGS_SHIFT & _FLAGS_MASK,
+        sequence=wide[layout.WORD_SEQUENCE],
+        base_cycles=wide[layout.WORD_BASE_HIGH] << 32 | wide[layout.WORD_BASE_LOW],
+        lost=np.zeros(len(row), np.int64),
+        reach_cycles=np.zeros(len(row), np.int64),
+    )
+
+
+def _order(gwarp: I64, sequence: U32) -> I64 | None:
+    """Indices that sort by gwarp and sequence, keeping the order of equals; None when they are sorted."""
+    if not len(gwarp):
+        return None
+    bits = int(sequence.max()).bit_length()
+    if int(gwarp.max()).bit_length() + bits > 63:
+        return np.lexsort((sequence, gwarp))
+    key: I64 = np.asarray(gwarp << bits | sequence)
+    if (key[1:] > key[:-1]).all():
+        return None
+    index_bits = len(key).bit_length()
+    if int(key.max()).bit_length() + index_bits > 63:
+        return np.argsort(key, kind="stable")
+    return np.asarray(np.sort(key << index_bits | np.arange(len(key))) & ((1 << index_bits) - 1))  # 2.5 times faster
+
+
+def _tell_unmarked(words: U32, member: str, problems: Problems) -> None:
+    unwritten = int((~words.any(axis=1)).sum())
+    if unwritten:
+        text = f"{unwritten} chunks of {member} were reserved and never written: their warps did not get to flush"
+        problems.add(Problem("unwritten_chunk", unwritten, "loss", text))
+    if len(words) > unwritten:
+        foreign = len(words) - unwritten
+        text = f"{foreign} chunks of {member} lack the marker of a chunk: something else wrote there"
+        problems.add(Problem("foreign_chunk", foreign, "error", text))
+
+
+def _launch_of(grid: U32, marked: Bool, entries: list[int], launches: list[dict[str, Any]]) -> I64:
+    """Index of each chunk's launch, -1 for none; entries without a grid_id take the grids in ascending order."""
+    known = {launches[i]["grid_id"] & _U32_MASK: i for i in reversed(entries) if launches[i]["grid_id"] is not None}
+    unnamed = [i for i in entries if launches[i]["grid_id"] is None]
+    if len(known) == 1 and not unnamed:
+        ((value, only),) = known.items()
+        return np.where(grid == value, only, -1)
+    if unnamed:
+        spare = [int(value) for value in np.unique(grid[marked]) if int(value) not in known]
+        known.update(zip(spare, unnamed, strict=False))
+    if not known:
+        return np.full(len(grid), -1, np.int64)
+    values = np.array(sorted(known), np.int64)
+    index = np.array([known[value] for value in sorted(known)], np.int64)
+    found = np.minimum(np.searchsorted(values, grid), len(values) - 1)
+    return np.where(values[found] == grid, index[found], -1)
+
+
+def _drop_duplicates(chunks: Chunks, problems: Problems) -> Chunks:
+    """Without chunks whose records the warp has already given: a replay with the same grid id, or a stray write."""
+    end = chunks.sequence + chunks.count
+    again = ~chunks.first_of_warp
+    again[1:] &= chunks.sequence[1:] < end[:-1]
+    if not again.any():
+        return chunks
+    rank = np.cumsum(chunks.first_of_warp) << 34  # sequences stay below 2^33: the running end starts anew a warp
+    reached = np.maximum.accumulate(rank + end)
+    twice = ~chunks.first_of_warp
+    twice[1:] &= (rank + chunks.sequence)[1:] < reached[:-1]
+    bad = chunks.take(twice)
+    problems.places(
+        "duplicate_chunk",
+        "error",
+        "records that the warp had already given: left out (a replay under the same grid id, or a stray write)",
+        launch=bad.launch,
+        block=bad.block,
+        warp=bad.warp,
+        sequence=bad.sequence,
+        count=bad.count,
+    )
+    return chunks.take(~twice)
+
+
+def _count_lost(chunks: Chunks, problems: Problems) -> Chunks:
+    expected = np.zeros(len(chunks), np.int64)
+    expected[1:] = np.where(chunks.first_of_warp[1:], 0, (chunks.sequence + chunks.count)[:-1])
+    chunks.lost = chunks.sequence - expected
+    gaps = chunks.lost > 0
+    if gaps.any():
+        at = chunks.take(gaps)
+        problems.places(
+            "gap",
+            "loss",
+            "records of the warp are missing before this one",
+            launch=at.launch,
+            block=at.block,
+            warp=at.warp,
+            sequence=at.sequence,
+            count=at.lost,
+        )
+    return chunks

@@ -1,0 +1,240 @@
+"""The facts of a manifest, checked: types, ranges and references, before anything else trusts them.
+
+In: a manifest as parsed from JSON, from any source. Out: the same manifest with absent optional keys filled in
+(unknown keys stay), or a `FormatError` that names the JSON path, what was expected and what was found.
+Must not read files and must not change values that are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from warplens import layout
+from warplens.errors import FormatError, VersionError
+
+Check = Callable[[Any, str], None]
+
+MAX_LAUNCHES: Final = 1_000_000
+MAX_GRID_BLOCKS: Final = 1 << 32  # a chunk names its block with 32 bits
+MAX_BLOCK_THREADS: Final = 32 << layout.META_WARP_BITS
+
+
+def check(manifest: Any, where: str = "manifest") -> dict[str, Any]:
+    """Checks a manifest and returns it with every key of format 1 present.
+
+    Raises `VersionError` for a newer major version and `FormatError` for anything that format 1 does not allow.
+    """
+    if not isinstance(manifest, dict):
+        raise FormatError(f"{where}: expected a JSON object, found {_show(manifest)}")
+    if manifest.get("format") != "wlens":
+        raise FormatError(f'{where}.format: expected "wlens", found {_show(manifest.get("format"))}')
+    _version(manifest.get("version"), where)
+    filled = {**_DEFAULTS, **manifest}
+    _MANIFEST(filled, where)
+    for index, launch in enumerate(filled["launches"]):
+        _launch_makes_sense(filled, launch, f"{where}.launches[{index}]")
+    names = [entry["name"] for entry in filled["site_sets"]]
+    if len(set(names)) != len(names):
+        raise FormatError(f"{where}.site_sets: expected different names, found {_show(names)}")
+    for index, kernel in enumerate(filled["kernels"]):
+        if kernel["site_set"] not in names:
+            path = f"{where}.kernels[{index}].site_set"
+            raise FormatError(f"{path}: expected one of {_show(names)}, found {_show(kernel['site_set'])}")
+    for index, entry in enumerate(filled["site_sets"]):
+        ids = [site["id"] for site in entry["sites"]]
+        if ids != list(range(1, len(ids) + 1)):
+            raise FormatError(f"{where}.site_sets[{index}]: expected the ids 1, 2, 3 ... in order, found {_show(ids)}")
+    for index, entry in enumerate(filled["calibration"]):
+        if len({len(entry[key]) for key in ("sm", "globaltimer_ns", "clock_cycles")}) != 1:
+            raise FormatError(f"{where}.calibration[{index}]: expected three lists of one length")
+    return filled
+
+
+def blocks_of(launch: dict[str, Any]) -> int:
+    """Blocks in the grid of a launch's entry."""
+    return int(math.prod(launch["grid"]))
+
+
+def warps_of(launch: dict[str, Any]) -> int:
+    """Warps of a block of a launch's entry; a last partial warp counts."""
+    return -(-int(math.prod(launch["block"])) // 32)
+
+
+def _version(version: Any, where: str) -> None:
+    known = ".".join(map(str, layout.FORMAT_VERSION))
+    if not (isinstance(version, list) and len(version) == 2 and all(_is_int(v) and v >= 0 for v in version)):
+        raise FormatError(f"{where}.version: expected [major, minor], found {_show(version)}")
+    if version[0] > layout.FORMAT_VERSION[0]:
+        found = ".".join(map(str, version))
+        raise VersionError(
+            f"{where}: the file has format {found}, this warplens reads up to {known}: install a newer warplens"
+        )
+
+
+def _launch_makes_sense(manifest: dict[str, Any], launch: dict[str, Any], path: str) -> None:
+    if launch["kernel"] >= len(manifest["kernels"]):
+        raise FormatError(f"{path}.kernel: expected below {len(manifest['kernels'])}, found {launch['kernel']}")
+    if blocks_of(launch) > MAX_GRID_BLOCKS:
+        raise FormatError(f"{path}.grid: expected at most {MAX_GRID_BLOCKS} blocks, found {launch['grid']}")
+    if math.prod(launch["block"]) > MAX_BLOCK_THREADS:
+        raise FormatError(f"{path}.block: expected at most {MAX_BLOCK_THREADS} threads, found {launch['block']}")
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# ---- a small vocabulary of checks: each takes a value and its path, and raises --------------------------------
+def _int(low: int, high: int) -> Check:
+    def run(value: Any, path: str) -> None:
+        if not _is_int(value) or not low <= value <= high:
+            raise FormatError(f"{path}: expected an integer from {low} to {high}, found {_show(value)}")
+
+    return run
+
+
+def _of(kind: type, name: str) -> Check:
+    def run(value: Any, path: str) -> None:
+        if not isinstance(value, kind):
+            raise FormatError(f"{path}: expected {name}, found {_show(value)}")
+
+    return run
+
+
+def _number(value: Any, path: str) -> None:
+    if not (_is_int(value) or isinstance(value, float)) or not math.isfinite(value):
+        raise FormatError(f"{path}: expected a finite number, found {_show(value)}")
+
+
+def _nullable(inner: Check) -> Check:
+    def run(value: Any, path: str) -> None:
+        if value is not None:
+            inner(value, path)
+
+    return run
+
+
+def _list(inner: Check, low: int = 0, high: int = 1 << 24) -> Check:
+    def run(value: Any, path: str) -> None:
+        if not isinstance(value, list) or not low <= len(value) <= high:
+            size = f"{low}" if low == high else f"{low} to {high}"
+            raise FormatError(f"{path}: expected a list of {size} values, found {_show(value)}")
+        for index, item in enumerate(value):
+            inner(item, f"{path}[{index}]")
+
+    return run
+
+
+def _object(**keys: Check) -> Check:
+    def run(value: Any, path: str) -> None:
+        if not isinstance(value, dict):
+            raise FormatError(f"{path}: expected an object, found {_show(value)}")
+        for key, inner in keys.items():
+            if key not in value:
+                raise FormatError(f"{path}: expected the key {key!r}, found only {_show(sorted(map(str, value)))}")
+            inner(value[key], f"{path}.{key}")
+
+    return run
+
+
+def _text(value: Any, path: str) -> None:
+    _of(str, "a text")(value, path)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise FormatError(f"{path}: expected a text that UTF-8 can hold, found {_show(value)}") from error
+
+
+_flag = _of(bool, "true or false")
+_u32 = _int(0, (1 << 32) - 1)
+_u64 = _int(0, (1 << 64) - 1)
+_dims = _list(_int(1, (1 << 31) - 1), 3, 3)
+_samples = _nullable(_list(_number))
+_resources = _nullable(_object(registers=_u32, shared_bytes=_u32, local_bytes=_u64, resident_blocks=_u32))
+
+_MANIFEST: Final = _object(
+    warplens=_nullable(_text),
+    created=_nullable(_text),
+    complete=_flag,
+    note=_nullable(_text),
+    host=_nullable(_text),
+    command=_nullable(_list(_text)),
+    policy=_text,
+    capacity_bytes=_nullable(_u64),
+    device=_nullable(_object()),
+    clock_state=_nullable(_object()),
+    globaltimer_step_ns=_nullable(_int(1, 1_000_000_000)),
+    site_sets=_list(
+        _object(
+            name=_text,
+            hash=_u32,
+            sites=_list(
+                _object(id=_u32, name=_text, kind=_text, resource=_text, file=_text, line=_u32), 1, layout.MAX_SITES
+            ),
+        )
+    ),
+    kernels=_list(
+        _object(
+            name=_text,
+            site_set=_text,
+            clean=_resources,
+            traced=_resources,
+            clean_ns=_samples,
+            traced_ns=_samples,
+            not_measured=_nullable(_text),
+            mark_cost_cycles=_nullable(_number),
+        )
+    ),
+    launches=_list(
+        _object(
+            kernel=_u32,
+            grid=_dims,
+            block=_dims,
+            cluster=_dims,
+            shared_bytes=_u32,
+            stream=_u64,
+            rank=_u32,
+            replay=_u32,
+            grid_id=_nullable(_u64),
+            records=_nullable(_text),
+            lost_events=_u64,
+            lost_chunks=_u64,
+            every=_u32,
+            warp_mask=_u64,
+            cold_l2=_flag,
+        ),
+        0,
+        MAX_LAUNCHES,
+    ),
+    calibration=_list(
+        _object(
+            when=_text,
+            sm=_list(_int(0, (1 << 16) - 1)),
+            globaltimer_ns=_list(_int(-(1 << 63), (1 << 64) - 1)),
+            clock_cycles=_list(_int(-(1 << 63), (1 << 64) - 1)),
+        )
+    ),
+)
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "warplens": None,
+    "created": None,
+    "complete": True,
+    "note": None,
+    "host": None,
+    "command": None,
+    "policy": "packed",
+    "capacity_bytes": None,
+    "device": None,
+    "clock_state": None,
+    "globaltimer_step_ns": None,
+    "calibration": [],
+}
+"""Keys that may be absent: what a file without them means. Sites, kernels and launches must be there."""

@@ -1,0 +1,75 @@
+"""Every error that warplens raises on purpose.
+
+::
+
+    WarplensError                  base; `exit_code` is what the command line ends with
+    ├── UsageError                 2: arguments that cannot be meant
+    ├── FileError                  3: a file that cannot be used
+    │   ├── FormatError               not a .wlens file, damaged or truncated
+    │   └── VersionError              written by a newer major version
+    ├── RecordingError             5: nothing could be recorded
+    │   ├── CompileError              the compiler refused the source
+    │   ├── DeviceError               no GPU, no driver, or a CUDA call failed
+    │   ├── MissingDependencyError    a package or tool to install; names the command
+    │   └── SitesError                a kernel without sites, or a site table that cannot be read
+    └── DisturbanceError           5: the traced build would not run as the clean one does
+
+A message says what happened, what was expected and found, where, and what to do next.
+Doubt about single events is never an exception: it becomes a row of `Trace.problems`.
+"""
+
+from __future__ import annotations
+
+
+class WarplensError(Exception):
+    """Base of all errors of warplens.
+
+    `exit_code` is the exit code of the command line for this class (0 fine, 1 a check failed, 2 usage,
+    3 file unusable, 4 recorded with losses or problems, 5 GPU or compiler missing).
+    """
+
+    exit_code = 5
+
+
+class UsageError(WarplensError):
+    """Arguments that cannot be meant: an unknown launch, a block outside of the grid."""
+
+    exit_code = 2
+
+
+class FileError(WarplensError):
+    """A file that cannot be read or written."""
+
+    exit_code = 3
+
+
+class FormatError(FileError):
+    """Not a `.wlens` file, or a damaged or truncated one."""
+
+
+class VersionError(FileError):
+    """A file of a newer major version than this warplens reads."""
+
+
+class RecordingError(WarplensError):
+    """Nothing could be recorded."""
+
+
+class CompileError(RecordingError):
+    """The compiler refused the source; the message holds its log."""
+
+
+class DeviceError(RecordingError):
+    """No GPU, no driver, or a CUDA call failed."""
+
+
+class MissingDependencyError(RecordingError):
+    """A package or tool is missing; the message names the command that installs it."""
+
+
+class SitesError(RecordingError):
+    """The module holds no sites, or a site table that cannot be read."""
+
+
+class DisturbanceError(WarplensError):
+    """The traced build would not run as the clean one does (fewer resident blocks, say)."""

@@ -1,0 +1,21 @@
+// Reads every SM's clock at edges of the globaltimer: waits for it to change, then reads the clock at once.
+// pairs[block * edges + i] = {globaltimer, clock64, SM}. One block an SM: the host asks for the shared memory that
+// forces it.
+struct Pair {
+  unsigned long long globaltimer_ns, clock_cycles, sm;
+};
+
+extern "C" __global__ void calibrate(Pair* pairs, unsigned edges) {
+  if (threadIdx.x != 0) return;
+  unsigned sm;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  for (unsigned i = 0; i < edges; ++i) {
+    unsigned long long before, now, clock;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(before)::"memory");
+    do {
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+      asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
+    } while (now == before);
+    pairs[blockIdx.x * edges + i] = {now, clock, sm};
+  }
+}

@@ -1,0 +1,80 @@
+// Space for chunks: 1024 cursors with a share of the arena each, and a pool for those whose share is spent.
+// In: the descriptor that the host wrote into the module. Out: addresses of chunks, counts of what was lost.
+// Every address lies inside of the arena; nothing here waits for another warp.
+#ifndef WARPLENS_DETAIL_ARENA_CUH
+#define WARPLENS_DETAIL_ARENA_CUH
+
+#include "device.cuh"
+#include "layout.h"
+
+// One for the module, written by the host. All zero: nothing is recorded.
+#ifdef __CUDACC_RTC__
+extern "C" __constant__ warplens::detail::layout::Descriptor warplens_device = {0, 0, 0, 0, 0, 0, 0};
+#else
+static __constant__ warplens::detail::layout::Descriptor warplens_device = {0, 0, 0, 0, 0, 0, 0};
+#endif
+
+namespace warplens {
+namespace detail {
+
+constexpr u32 kNone = 0xffffffffu;  // no answer of a cursor
+
+// Reads the mode now, not where it is used: the first read of constant memory takes as long as one of global memory.
+// `zero` is one that the compiler does not know to be 0; without it ptxas repeats the load at the use.
+__device__ __forceinline__ u32 load_mode(u32 zero) {
+  const u64 address = __cvta_generic_to_constant(&warplens_device.mode);
+  u32 mode;
+  asm volatile("ld.const.u32 %0, [%1];" : "=r"(mode) : "l"(address + zero));
+  return mode;
+}
+
+// Is this warp of this block recorded, in a mode other than ALL?
+__device__ __forceinline__ bool is_recorded(u32 mode) {
+  return mode == layout::kModeNarrowed && linear_block() % warplens_device.every == 0 &&
+         (warplens_device.warp_mask >> linear_warp() & 1u) != 0;
+}
+
+// Where a warp asks: neighbouring warps at different cursors, since one address serves about one request a
+// nanosecond. The low five bits of threadIdx.x fall away, so that the warp's number need not be worked out.
+__device__ __forceinline__ u32 cursor_offset() {
+  constexpr u32 kMask = layout::kCursorCount * layout::kCursorStride - layout::kCursorStride;
+  return (blockIdx.x * (33u * layout::kCursorStride) + threadIdx.x) & kMask;
+}
+
+__device__ __forceinline__ u64 cursor_address() {
+  return warplens_device.control + cursor_offset() + layout::kControlCursors;
+}
+
+// Asks for a chunk without waiting for the answer: its index. Call it in one lane.
+__device__ __forceinline__ u32 ask_for_chunk() { return fetch_add(cursor_address(), layout::kCursorCount); }
+
+__device__ __forceinline__ u64 chunk_address(u32 index) {
+  return warplens_device.control + layout::kArenaOffset + static_cast<u64>(index) * layout::kChunkBytes;
+}
+
+// Where the chunk lies that a cursor answered with, or one of the rest; 0 when no space is left. Call it in one lane.
+__device__ __forceinline__ u64 find_address(u32 index) {
+  if (index < warplens_device.shared_chunks) return chunk_address(index);
+  const u64 rest_cursor = warplens_device.control + layout::kControlPoolCursor;
+  const u32 other = fetch_add(rest_cursor, 1u);
+  // Cursors that ran over are set back, or they would wrap to 0 after 2^32 requests.
+  clamp_cursor(cursor_address(), warplens_device.shared_chunks + cursor_offset() / layout::kCursorStride);
+  if (other < warplens_device.chunks) return chunk_address(other);
+  clamp_cursor(rest_cursor, warplens_device.chunks);
+  return 0;
+}
+
+__device__ __forceinline__ void count_lost(u32 events) {
+  add_to_counter(warplens_device.control + layout::kControlLostEvents, events);
+  add_to_counter(warplens_device.control + layout::kControlLostChunks, 1u);
+}
+
+__device__ __forceinline__ u32 chunk_meta(u32 warp, u32 sm, u32 count, u32 flags) {
+  return warp | sm << layout::kMetaSmShift | count << layout::kMetaCountShift | flags << layout::kMetaFlagsShift |
+         layout::kMetaMarker << layout::kMetaMarkerShift;
+}
+
+}  // namespace detail
+}  // namespace warplens
+
+#endif  // WARPLENS_DETAIL_ARENA_CUH

@@ -1,0 +1,129 @@
+// Reads of the GPU's special registers and the few memory operations of a recorder, as single PTX instructions.
+// In: nothing. Out: warplens::detail functions; not part of the public interface.
+#ifndef WARPLENS_DETAIL_DEVICE_CUH
+#define WARPLENS_DETAIL_DEVICE_CUH
+
+namespace warplens {
+namespace detail {
+
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+constexpr u32 kFullMask = 0xffffffffu;
+
+__host__ __device__ constexpr u32 low(u64 value) { return static_cast<u32>(value); }
+__host__ __device__ constexpr u32 high(u64 value) { return static_cast<u32>(value >> 32); }
+
+// Volatile and with a memory clobber: the compiler keeps loads and stores on the side of the read where they
+// were written, and ptxas does not move them across a CS2R.
+__device__ __forceinline__ u64 read_clock() {
+  u64 value;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(value)::"memory");
+  return value;
+}
+
+__device__ __forceinline__ u64 read_globaltimer() {
+  u64 value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");
+  return value;
+}
+
+__device__ __forceinline__ u32 read_laneid() {
+  u32 value;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(value));
+  return value;
+}
+
+// Volatile: a block may move to another SM when it is preempted.
+__device__ __forceinline__ u32 read_smid() {
+  u32 value;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(value));
+  return value;
+}
+
+__device__ __forceinline__ u64 read_gridid() {
+  u64 value;
+  asm("mov.u64 %0, %%gridid;" : "=l"(value));
+  return value;
+}
+
+__device__ __forceinline__ u32 linear_block() {
+#ifdef WARPLENS_1D
+  return blockIdx.x;
+#endif
+  return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+}
+
+__device__ __forceinline__ u32 linear_thread() {
+#ifdef WARPLENS_1D
+  return threadIdx.x;
+#endif
+  return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+}
+
+__device__ __forceinline__ u32 linear_warp() { return linear_thread() / 32u; }
+
+// Streaming stores (.cs): a record is read once, by the host, long after.
+__device__ __forceinline__ void store_word(u64 address, u32 value) {
+  asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(u32 address, u32 value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(u32 address, u32 a, u32 b) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(u32 address, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ void load_shared(u32 address, u32& a, u32& b) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ u32 load_shared(u32 address) {
+  u32 value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ u32 fetch_or_shared(u32 address, u32 value) {
+  u32 old;
+  asm volatile("atom.shared.or.b32 %0, [%1], %2;" : "=r"(old) : "r"(address), "r"(value) : "memory");
+  return old;
+}
+
+__device__ __forceinline__ u32 fetch_add(u64 address, u32 value) {
+  u32 old;
+  asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+  return old;
+}
+
+__device__ __forceinline__ void add_to_counter(u64 address, u64 value) {
+  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void clamp_cursor(u64 address, u32 limit) {
+  asm volatile("red.global.min.u32 [%0], %1;" ::"l"(address), "r"(limit) : "memory");
+}
+
+__device__ __forceinline__ u32 exchange_if_shared(u32 address, u32 expected, u32 value) {
+  u32 old;
+  asm volatile("atom.shared.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(old)
+               : "r"(address), "r"(expected), "r"(value)
+               : "memory");
+  return old;
+}
+
+}  // namespace detail
+}  // namespace warplens
+
+#endif  // WARPLENS_DETAIL_DEVICE_CUH

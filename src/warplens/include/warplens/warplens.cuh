@@ -1,0 +1,155 @@
+// warplens: look inside a CUDA kernel.
+//
+//   WARPLENS_SITES(rmsnorm, load, reduce, store);
+//   template <bool kTrace> __global__ void rmsnorm_fwd(...) {
+//     warplens::Recorder<rmsnorm, kTrace> rec;   // one a thread, at the top of the kernel
+//     rec.phase(rmsnorm::load);                  // ends the phase before, begins this one
+//     ...
+//   }                                            // the destructor ends the last phase, on every return
+//
+// Marks are warp-uniform: all threads of a warp pass them together. With kTrace false nothing is left of them:
+// the machine code is that of the kernel without marks. C++17; NVRTC and nvcc; sm_80 and newer.
+#ifndef WARPLENS_WARPLENS_CUH
+#define WARPLENS_WARPLENS_CUH
+
+#include "detail/packed.cuh"
+#include "detail/sites.cuh"
+#include "detail/staged.cuh"
+
+namespace warplens {
+
+// Storage policies. `packed` costs least and wants blocks of whole warps whose lanes stay together at marks;
+// `staged` takes any. The default is a macro so that the host can choose by the launch.
+struct packed {
+  template <unsigned kCodeBits, unsigned kSitesHash>
+  using Storage = detail::Packed<kCodeBits, kSitesHash>;
+};
+struct staged {
+  template <unsigned kCodeBits, unsigned kSitesHash>
+  using Storage = detail::Staged<kCodeBits, kSitesHash>;
+};
+#ifndef WARPLENS_POLICY
+#define WARPLENS_POLICY packed
+#endif
+
+// An id that joins a range_start in one warp with a range_end in another (of the same site).
+struct Join {
+  unsigned id;
+};
+__device__ __forceinline__ constexpr Join join(unsigned id) { return Join{id}; }
+
+// What range_start returns and range_end takes: a range that may cross others of the same warp.
+struct Token {
+  unsigned sequence;
+};
+
+template <class Sites, bool kOn = true, class Policy = WARPLENS_POLICY>
+class Recorder {
+ public:
+  using Site = typename Sites::Site;
+
+  __device__ __forceinline__ Recorder() {}
+  __device__ __forceinline__ ~Recorder() { storage_.finish(); }
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // Ends the open phase or wait and begins this phase: one event a boundary.
+  __device__ __forceinline__ void phase(Site site) { storage_.put(code(site, kVerbPhase)); }
+  __device__ __forceinline__ void phase(Site site, unsigned payload) { with_payload(site, kVerbPhase, payload); }
+  // Ends the open phase or wait and begins none.
+  __device__ __forceinline__ void end_phase() { storage_.put(control(detail::layout::kControlCodePhaseEnd)); }
+
+  // An instant.
+  __device__ __forceinline__ void mark(Site site) { storage_.put(code(site, kVerbMark)); }
+  __device__ __forceinline__ void mark(Site site, unsigned payload) { with_payload(site, kVerbMark, payload); }
+
+  // Ranges that nest, independent of phases.
+  __device__ __forceinline__ void range_push(Site site) { storage_.put(code(site, kVerbRangePush)); }
+  __device__ __forceinline__ void range_push(Site site, unsigned payload) {
+    with_payload(site, kVerbRangePush, payload);
+  }
+  __device__ __forceinline__ void range_pop() { storage_.put(control(detail::layout::kControlCodeRangePop)); }
+
+  // Ranges that may cross others of the same warp.
+  __device__ __forceinline__ Token range_start(Site site) {
+    const Token token{storage_.next_sequence()};
+    storage_.put(code(site, kVerbRangeStart));
+    return token;
+  }
+  __device__ __forceinline__ Token range_start(Site site, unsigned payload) {
+    const Token token{storage_.next_sequence()};
+    with_payload(site, kVerbRangeStart, payload);
+    return token;
+  }
+  __device__ __forceinline__ void range_end(Token token) {
+    storage_.put(control(detail::layout::kControlCodeTokenEnd) | detail::layout::kCodeId, token.sequence);
+  }
+
+  // Ranges that may begin in one warp and end in another.
+  __device__ __forceinline__ void range_start(Site site, Join joined) { with_id(site, kVerbRangeStart, joined.id); }
+  __device__ __forceinline__ void range_end(Site site, Join joined) { with_id(site, kVerbRangeEnd, joined.id); }
+
+  // A phase in which the warp waits for the site's resource; it ends as a phase does.
+  __device__ __forceinline__ void wait(Site site) { storage_.put(code(site, kVerbWait)); }
+  __device__ __forceinline__ void wait(Site site, unsigned payload) { with_payload(site, kVerbWait, payload); }
+  __device__ __forceinline__ void wait(Site site, Join joined) { with_id(site, kVerbWait, joined.id); }
+  // An instant: the warp has done its part for the site's resource.
+  __device__ __forceinline__ void arrive(Site site) { storage_.put(code(site, kVerbArrive)); }
+  __device__ __forceinline__ void arrive(Site site, unsigned payload) { with_payload(site, kVerbArrive, payload); }
+  __device__ __forceinline__ void arrive(Site site, Join joined) { with_id(site, kVerbArrive, joined.id); }
+
+ private:
+  static constexpr unsigned kVerbPhase = detail::layout::kVerbPhase;
+  static constexpr unsigned kVerbMark = detail::layout::kVerbMark;
+  static constexpr unsigned kVerbRangePush = detail::layout::kVerbRangePush;
+  static constexpr unsigned kVerbRangeStart = detail::layout::kVerbRangeStart;
+  static constexpr unsigned kVerbRangeEnd = detail::layout::kVerbRangeEnd;
+  static constexpr unsigned kVerbWait = detail::layout::kVerbWait;
+  static constexpr unsigned kVerbArrive = detail::layout::kVerbArrive;
+
+  __device__ __forceinline__ static constexpr unsigned code(unsigned site, unsigned verb) {
+    return site << detail::layout::kCodeSiteShift | verb << detail::layout::kCodeVerbShift;
+  }
+  __device__ __forceinline__ static constexpr unsigned control(unsigned what) { return code(0, what); }
+  __device__ __forceinline__ void with_payload(unsigned site, unsigned verb, unsigned payload) {
+    storage_.put(code(site, verb) | detail::layout::kCodePayload, 0, payload);
+  }
+  __device__ __forceinline__ void with_id(unsigned site, unsigned verb, unsigned id) {
+    storage_.put(code(site, verb) | detail::layout::kCodeId, id);
+  }
+
+  typename Policy::template Storage<Sites::kCodeBits, Sites::kHash> storage_;
+};
+
+// Off: every verb is empty; constexpr, or NVRTC keeps enough of them to change the allocation of registers.
+template <class Sites, class Policy>
+class Recorder<Sites, false, Policy> {
+ public:
+  using Site = typename Sites::Site;
+  __device__ __forceinline__ Recorder() {}
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+  __device__ __forceinline__ constexpr void phase(Site) {}
+  __device__ __forceinline__ constexpr void phase(Site, unsigned) {}
+  __device__ __forceinline__ constexpr void end_phase() {}
+  __device__ __forceinline__ constexpr void mark(Site) {}
+  __device__ __forceinline__ constexpr void mark(Site, unsigned) {}
+  __device__ __forceinline__ constexpr void range_push(Site) {}
+  __device__ __forceinline__ constexpr void range_push(Site, unsigned) {}
+  __device__ __forceinline__ constexpr void range_pop() {}
+  __device__ __forceinline__ constexpr Token range_start(Site) { return Token{0}; }
+  __device__ __forceinline__ constexpr Token range_start(Site, unsigned) { return Token{0}; }
+  __device__ __forceinline__ constexpr void range_end(Token) {}
+  __device__ __forceinline__ constexpr void range_start(Site, Join) {}
+  __device__ __forceinline__ constexpr void range_end(Site, Join) {}
+  __device__ __forceinline__ constexpr void wait(Site) {}
+  __device__ __forceinline__ constexpr void wait(Site, unsigned) {}
+  __device__ __forceinline__ constexpr void wait(Site, Join) {}
+  __device__ __forceinline__ constexpr void arrive(Site) {}
+  __device__ __forceinline__ constexpr void arrive(Site, unsigned) {}
+  __device__ __forceinline__ constexpr void arrive(Site, Join) {}
+};
+
+}  // namespace warplens
+
+#endif  // WARPLENS_WARPLENS_CUH

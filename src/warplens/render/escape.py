@@ -1,0 +1,45 @@
+"""Text of strangers, made safe to print.
+
+In: any string out of a file (site names, kernel names, notes). Out: the same string with every character
+that could move the cursor, hide text or reverse it written as an escape (`\\x1b`, `\\u202e`).
+Must not change ordinary text in any script, and knows nothing of terminals or rich.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+# Cc control, Cf format (bidi overrides, zero width), Cs surrogates, Co private, Cn unassigned, Zl and Zp separators
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def visible(text: object, *, limit: int = 200) -> str:
+    """`text` with control, format and separator characters escaped, cut with an ellipsis after `limit` characters."""
+    value = str(text)
+    if not (value.isascii() and value.isprintable()):
+        value = "".join(_escape(c) if unicodedata.category(c) in _HIDDEN else c for c in value[: limit + 1])
+    return value if len(value) <= limit else value[: limit - 1] + "…"
+
+
+def visible_lines(text: object) -> str:
+    """Like `visible`, but keeps line ends and has no limit: for our own messages that quote names."""
+    return "\n".join(visible(line, limit=len(line) * 10 + 1) for line in str(text).split("\n"))
+
+
+def visible_tree(value: Any) -> Any:
+    """A JSON-like value with every string in it made visible."""
+    if isinstance(value, str):
+        return visible(value, limit=10_000)
+    if isinstance(value, dict):
+        return {visible(k): visible_tree(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [visible_tree(v) for v in value]
+    return value
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character, f"\\x{code:02x}")
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,202 @@
+"""The summary of a trace, for a terminal.
+
+In: a Trace. Out: a rich renderable that fits the window it is printed in, and the same facts as a JSON-able dict.
+Prints nothing itself. Trust comes first; names of strangers become `Text` (never markup) through `visible`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from warplens.errors import UsageError
+from warplens.render.colors import site_colors
+from warplens.render.escape import visible, visible_tree
+from warplens.render.phases import LaunchGroup, launch_groups, phase_table, place_table
+from warplens.render.pick import nanoseconds, number_ranges, pick_launch, shape
+from warplens.render.trust import Level, TrustLine, trust_lines
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from warplens.trace import Trace
+
+By = Literal["site", "role", "sm", "block", "launch"]
+BY: Final = ("site", "role", "sm", "block", "launch")
+WIDE_COLUMNS: Final = 104
+"""A window at least this wide shows mean and percentiles in ns as well as in cycles; a narrower one only p50."""
+PLACES_SHOWN: Final = 16
+_STYLES: Final[dict[Level, str]] = {"ok": "green", "note": "yellow", "BAD": "bold red"}
+_SHARE: Final = (
+    "share: time of the row's spans over the time of all blocks times the row's warps; a block lasts from the first "
+    "begin to the last end recorded in it. Cut spans (no end seen) count in share, not in mean and percentiles."
+)
+
+
+def summary(trace: Trace, *, by: By = "site", launch: int | None = None) -> RenderableType:
+    """Trust lines, then a table for each group of launches of one kernel and shape.
+
+    `by` chooses the rows: "site" (split by role where roles differ), "role" (every site split), "sm", "block",
+    "launch". `launch` keeps one launch. Raises UsageError for a launch that the trace does not hold.
+    """
+    groups = _groups(trace, by, launch)
+    parts: list[RenderableType] = [_Trust(trust_lines(trace, launch))]
+    if trace.note:
+        parts.insert(0, Text(f"note: {visible(trace.note)}", style="italic"))
+    for group in groups:
+        parts += [Text(), _heading(group)]
+        if by in ("site", "role"):
+            parts.append(_PhaseTable(trace, group, phase_table(trace, group, by_role=by == "role")))
+        else:
+            parts.append(_places(place_table(trace, group, by), by))
+    if by in ("site", "role"):
+        parts.append(Text(_SHARE, style="dim"))
+    return Group(*parts)
+
+
+def summary_facts(trace: Trace, *, by: By = "site", launch: int | None = None) -> dict[str, Any]:
+    """What `summary` shows, as a JSON-able dict: `note`, `trust` (label, level, text) and `groups`.
+
+    Each group has `kernel`, `launches`, `grid`, `block`, `roles` and `rows`; rows are those of
+    `phases.phase_table` or `phases.place_table`, all of them, with units in their names.
+    """
+    groups = []
+    for group in _groups(trace, by, launch):
+        if by in ("site", "role"):
+            rows = phase_table(trace, group, by_role=by == "role").drop("role")
+        else:
+            rows = place_table(trace, group, by)
+        first = group.first
+        shape = {name: [first[f"{name}_{axis}"] for axis in "xyz"] for name in ("grid", "block")}
+        facts = {"kernel": first["kernel"], "launches": list(group.launches), **shape, "roles": group.role_names}
+        groups.append(visible_tree(facts | {"rows": rows.to_dicts()}))
+    trust = [{"label": t.label, "level": t.level, "text": t.text} for t in trust_lines(trace, launch)]
+    note = None if trace.note is None else visible(trace.note)
+    return {"note": note, "by": by, "trust": trust, "groups": groups}
+
+
+def _groups(trace: Trace, by: str, launch: int | None) -> list[LaunchGroup]:
+    if by not in BY:
+        raise UsageError(f"summary by {by!r}: expected one of {', '.join(BY)}")
+    if launch is not None:
+        pick_launch(trace, launch)
+    return launch_groups(trace, launch)
+
+
+class _Trust:
+    """Bad lines, then notes, each on its own line; all that is well shares the last one."""
+
+    def __init__(self, lines: list[TrustLine]) -> None:
+        self.lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        order: tuple[Level, ...] = ("BAD", "note", "ok")
+        for line in sorted(self.lines, key=lambda line: order.index(line.level)):
+            if line.level == "ok" and line.brief:
+                continue
+            style = _STYLES[line.level]
+            body = Text(line.text, style=style if line.level == "BAD" else "")
+            table.add_row(Text(line.level, style=style), Text(line.label), body)
+        fine = [line.brief for line in self.lines if line.level == "ok" and line.brief]
+        if fine:
+            table.add_row(
+                Text("ok", style=_STYLES["ok"]), Text("all else" if len(table.rows) else "all"), Text("; ".join(fine))
+            )
+        yield Text("TRUST", style="bold")
+        yield table
+
+
+def _heading(group: LaunchGroup) -> Text:
+    first = group.first
+    text = Text(visible(first["kernel"], limit=80), style="bold")
+    shapes = (f"{name} {shape(first, name)}" for name in ("grid", "block"))
+    facts = [*shapes, f"{'launches' if len(group.launches) > 1 else 'launch'} {number_ranges(list(group.launches))}"]
+    if len(group.launches) > 1:
+        facts.append(f"{len(group.launches)} pooled (--launch N or --by launch take them apart)")
+    else:
+        facts.append(nanoseconds(float(str(first["duration_ns"] or 0))))
+    if first["cold_l2"]:
+        facts.append("cold L2")
+    if group.roles:
+        facts.append("roles inferred: " + " ".join(group.role_names))
+    return text.append("  " + " · ".join(facts), style="not bold")
+
+
+class _PhaseTable:
+    """The phase table in as many columns as the window holds."""
+
+    def __init__(self, trace: Trace, group: LaunchGroup, table: pl.DataFrame) -> None:
+        self.table, self.group = table, group
+        names, kinds = trace.sites["name"].to_list(), trace.sites["kind"].to_list()
+        self.colors = dict(zip(trace.sites["site"].to_list(), site_colors(names, kinds), strict=True))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= WIDE_COLUMNS
+        units: dict[str, tuple[str, ...]] = {
+            "cycles": ("mean", "p50", "p90", "p99"),
+            "ns": ("mean", "p50", "p90", "p99") if wide else ("p50",),
+        }
+        out = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+        out.add_column("site", overflow="fold", min_width=8)  # the one column that gives way
+        out.add_column("kind", no_wrap=True)
+        if self.group.roles:
+            out.add_column("warps", no_wrap=True)
+        out.add_column("count", justify="right", no_wrap=True)
+        out.add_column("share", justify="right", no_wrap=True)
+        for unit, names in units.items():
+            for index, name in enumerate(names):
+                head = f"{unit}\n{name}" if index == 0 else f"\n{name}"
+                out.add_column(head, justify="right", no_wrap=True, style="" if unit == "cycles" else "dim")
+        for row in self.table.iter_rows(named=True):
+            out.add_row(*self._cells(row, units))
+        yield out
+        if self.table["cut"].sum():
+            yield Text("+n in count: cut spans, whose end was not seen", style="dim")
+
+    def _cells(self, row: dict[str, Any], units: dict[str, tuple[str, ...]]) -> Iterable[Text]:
+        part = row["role"] is not None and row["warps"] == row["role"]
+        name = visible(row["name"], limit=48)
+        mark = Text("  " if part else "▪ ", style=self.colors[row["site"]])
+        yield mark.append(name, style="dim" if part else "default")
+        yield Text(visible(row["kind"], limit=10))
+        if self.group.roles:
+            yield Text(row["warps"])
+        count = f"{row['count'] - row['cut']:,}"
+        yield Text(count).append(f"+{row['cut']:,}" if row["cut"] else "", style="yellow")
+        yield Text("-" if row["share"] is None else f"{100 * row['share']:.1f} %")
+        for unit, names in units.items():
+            for statistic in names:
+                value = row[f"{statistic}_{unit}"]
+                yield Text("-" if value is None else f"{value:,.0f}")
+
+
+def _places(table: pl.DataFrame, by: str) -> RenderableType:
+    keys = {"sm": ("sm", "blocks", "waves"), "block": ("launch", "block", "sm", "wave")}
+    times = {
+        "sm": ("mean", "p50", "max"),
+        "block": ("start", "time"),
+        "launch": ("start", "time", "mean", "p50", "max"),
+    }
+    out = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    numbers = keys.get(by, ("launch", "blocks", "waves"))
+    for name in (*numbers, *times[by]):
+        out.add_column(name, justify="right", no_wrap=True)
+    out.add_column("most time in", overflow="fold")
+    for row in table.head(PLACES_SHOWN).iter_rows(named=True):
+        cells = ["?" if row[k] is None else f"{row[k]:,}" for k in numbers]
+        cells += ["?" if row[f"{t}_ns"] is None else nanoseconds(row[f"{t}_ns"]) for t in times[by]]
+        top = ", ".join(f"{visible(t['name'], limit=32)} {100 * t['share']:.0f} %" for t in row["top"] or [])
+        out.add_row(*(Text(c) for c in cells), Text(top))
+    caption = "mean, p50 and max: block times. " if by != "block" else ""
+    caption += "Slowest first" + (
+        f"; {table.height - PLACES_SHOWN} more rows in --json" if len(table) > PLACES_SHOWN else ""
+    )
+    return Group(out, Text(caption, style="dim"))

@@ -1,0 +1,220 @@
+"""How far a trace can be believed, as lines.
+
+In: a Trace. Out: a list of `TrustLine`s (label, level, text), the same for terminal, JSON and pages.
+A fact that was not measured says so and why; nothing here is guessed or left out because it looks bad.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import polars as pl
+
+from warplens.render.escape import visible
+from warplens.render.pick import counted, nanoseconds
+
+if TYPE_CHECKING:
+    from warplens.trace import Trace
+
+Level = Literal["ok", "note", "BAD"]
+
+LOOSE_AXIS_NS: Final = 1000
+"""An uncertainty of the time axis beyond this is a note."""
+STEADY_CLOCK: Final = 0.02
+"""The SM clock may change by this fraction between before and after without a note."""
+SLOWDOWN_ODD: Final = 0.98
+SLOWDOWN_NOTE: Final = 1.10
+SLOWDOWN_BAD: Final = 1.30
+"""Medians of traced over clean kernel time: below the first tracing seems to help, beyond the second it is worth a
+look, beyond the third the trace is too disturbed to be believed."""
+_HARMLESS_THROTTLES: Final = frozenset({"none", "idle", "gpu_idle"})
+_OWN_LINES: Final = frozenset({"site_never_reached", "no_end", "lost_events", "incomplete_file"})
+
+
+@dataclass(frozen=True)
+class TrustLine:
+    """One fact about a trace: `level` is "ok", "note" (read it) or "BAD" (do not believe the numbers blindly).
+
+    `brief` says the same in a few words, for the line that all that is well shares; without one the fact keeps
+    a line of its own.
+    """
+
+    label: str
+    level: Level
+    text: str
+    brief: str = ""
+
+
+def trust_lines(trace: Trace, launch: int | None = None) -> list[TrustLine]:
+    """All trust lines of `trace`; with `launch`, losses and problems of that launch and of the file alone."""
+    manifest = trace.manifest
+    lines = []
+    if not manifest.get("complete", True):
+        lines.append(TrustLine("file", "BAD", "recording did not finish: this holds the complete launches"))
+    kernels = manifest.get("kernels") or []
+    for kernel in kernels:
+        prefix = f"{visible(kernel.get('name'), limit=60)}: " if len(kernels) > 1 else ""
+        lines += [_slowdown(kernel, prefix), _builds(kernel, prefix), _mark_cost(kernel, prefix)]
+    lines += _losses_and_problems(trace, launch)
+    lines += [_clocks(manifest), _neighbours(manifest), _time_axis(trace, launch)]
+    return lines
+
+
+def _slowdown(kernel: dict[str, Any], prefix: str) -> TrustLine:
+    clean, traced = kernel.get("clean_ns"), kernel.get("traced_ns")
+    if not clean or not traced:
+        why = visible(kernel.get("not_measured") or "no samples in the file")
+        return TrustLine("kernel time", "note", f"{prefix}clean and traced not measured: {why}")
+    ratio = median(traced) / median(clean) if median(clean) else float("inf")
+    text = f"{prefix}x{ratio:.3f} by tracing: clean {_samples(clean)}, traced {_samples(traced)}"
+    if ratio > SLOWDOWN_BAD:
+        return TrustLine("kernel time", "BAD", text + ": too disturbed to be believed")
+    if ratio < SLOWDOWN_ODD:
+        return TrustLine("kernel time", "note", text + ": faster with marks, so compiled or scheduled otherwise")
+    return TrustLine("kernel time", "note" if ratio > SLOWDOWN_NOTE else "ok", text)
+
+
+def _samples(values_ns: list[float]) -> str:
+    middle, low, high = (nanoseconds(f(values_ns)) for f in (median, min, max))
+    return f"{middle} ({low} to {high}, n {len(values_ns)})"
+
+
+def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
+    clean, traced = kernel.get("clean"), kernel.get("traced")
+    if not clean or not traced:
+        return TrustLine("builds", "note", f"{prefix}registers and residency of clean and traced not known")
+    names = {"registers": "registers", "shared_bytes": "shared B", "local_bytes": "local B (spills)"}
+    names["resident_blocks"] = "resident blocks an SM"
+    parts = []
+    for key, name in names.items():
+        before, after = clean.get(key), traced.get(key)
+        parts.append(f"{name} {_known(before)}" + (f" -> {_known(after)}" if after != before else ""))
+    text = prefix + ", ".join(parts) + " (clean -> traced)"
+    if clean.get("resident_blocks") != traced.get("resident_blocks"):
+        return TrustLine("builds", "BAD", text + ": residency changed, so the traced run is another run")
+    if (traced.get("local_bytes") or 0) > (clean.get("local_bytes") or 0):
+        return TrustLine("builds", "BAD", text + ": the traced build spills")
+    brief = f"{_known(traced.get('registers'))} registers, {_known(traced.get('resident_blocks'))} resident blocks"
+    return TrustLine("builds", "ok", text, brief + (f" ({prefix[:-2]})" if prefix else ""))
+
+
+def _mark_cost(kernel: dict[str, Any], prefix: str) -> TrustLine:
+    cost = kernel.get("mark_cost_cycles")
+    if cost is None:
+        return TrustLine("mark cost", "note", f"{prefix}not measured")
+    return TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles", f"a mark costs {cost:.1f} cycles")
+
+
+def _losses_and_problems(trace: Trace, launch: int | None) -> list[TrustLine]:
+    launches, problems = trace.launches, trace.problems
+    if launch is not None:
+        launches = launches.filter(pl.col("launch") == launch)
+        problems = problems.filter((pl.col("launch") == launch) | pl.col("launch").is_null())
+    lost_events, lost_chunks = int(launches["lost_events"].sum()), int(launches["lost_chunks"].sum())
+    events = int(launches["events"].sum())
+    if lost_events or lost_chunks:
+        share = 100 * lost_events / max(events + lost_events, 1)
+        lost = f"{counted(lost_events, 'event')} lost ({share:.2g} % of all)"
+        text = f"{lost}, {counted(lost_chunks, 'chunk')} found no space: raise the capacity or record fewer blocks"
+        lines = [TrustLine("losses", "BAD", text)]
+    else:
+        lines = [TrustLine("losses", "ok", f"none of {events:,} events", f"{events:,} events, none lost")]
+    never = problems.filter(pl.col("kind") == "site_never_reached")["text"].unique(maintain_order=True).to_list()
+    if never:
+        shown = "; ".join(visible(t) for t in never[:8]) + ("; …" if len(never) > 8 else "")
+        lines.append(TrustLine("sites", "note", shown))
+    else:
+        lines.append(
+            TrustLine("sites", "ok", f"all {trace.sites.height} reached", f"all {trace.sites.height} sites reached")
+        )
+    ends = problems.filter(pl.col("kind") == "no_end")
+    if ends.height:
+        number = int(ends["count"].sum())
+        level: Level = "note" if (ends["severity"] == "note").all() else "BAD"
+        lines.append(TrustLine("ends", level, f"{counted(number, 'warp')} {'has' if number == 1 else 'have'} no end"))
+    else:
+        lines.append(TrustLine("ends", "ok", "every warp ended", "every warp ended"))
+    return lines + _problems(problems.filter(~pl.col("kind").is_in(_OWN_LINES)))
+
+
+def _problems(problems: pl.DataFrame) -> list[TrustLine]:
+    """One line a kind and severity, with the first place where it was seen."""
+    grouped = problems.group_by("kind", "severity", maintain_order=True).agg(
+        pl.col("count").sum(), pl.len().alias("rows"), pl.col("text", "block", "warp").first()
+    )
+    lines = []
+    for row in grouped.iter_rows(named=True):
+        where = [f"{name} {row[name]}" for name in ("block", "warp") if row[name] is not None]
+        more = [f"{row['rows'] - 1:,} more rows"] if row["rows"] > 1 else []
+        place = f" ({' '.join(where)}{', ' if where and more else ''}{''.join(more)})" if where or more else ""
+        level: Level = "note" if row["severity"] == "note" else "BAD"
+        kind = visible(row["kind"], limit=24).replace("_", " ")
+        lines.append(TrustLine(kind, level, f"{row['count']:,}: {visible(row['text'])}{place}"))
+    return lines
+
+
+def _clocks(manifest: dict[str, Any]) -> TrustLine:
+    state = manifest.get("clock_state")
+    if not state:
+        return TrustLine("clocks", "note", "clocks, power and throttling not measured")
+    before, after = state.get("before") or {}, state.get("after") or {}
+    parts = [
+        _change("SM", before.get("sm_hz"), after.get("sm_hz"), 1e-6, "MHz"),
+        _change("memory", before.get("memory_hz"), after.get("memory_hz"), 1e-6, "MHz"),
+        _change("power", before.get("power_w"), after.get("power_w"), 1, "W"),
+        _change("temperature", before.get("temperature_c"), after.get("temperature_c"), 1, "C"),
+    ]
+    reported = [s.get("throttle_reasons") for s in (before, after)]
+    reasons = sorted({visible(r) for rs in reported for r in rs or []} - _HARMLESS_THROTTLES)
+    if reasons:
+        return TrustLine("clocks", "BAD", ", ".join(parts) + ", throttled: " + ", ".join(reasons))
+    parts.append("throttling not measured" if None in reported else "not throttled")
+    first, last = before.get("sm_hz"), after.get("sm_hz")
+    if not first or not last or abs(last - first) > STEADY_CLOCK * first or None in reported:
+        return TrustLine("clocks", "note", ", ".join(parts))
+    return TrustLine("clocks", "ok", ", ".join(parts), f"{first * 1e-6:.0f} MHz, not throttled")
+
+
+def _neighbours(manifest: dict[str, Any]) -> TrustLine:
+    device, state = manifest.get("device") or {}, manifest.get("clock_state") or {}
+    seen = [s.get("other_processes") for s in (state.get("before") or {}, state.get("after") or {})]
+    others = [len(s) if isinstance(s, list) else s for s in seen if s is not None]
+    facts = {"MIG": device.get("mig"), "MPS": device.get("multi_process")}
+    parts = [f"{k} {'not known' if v is None else 'on' if v else 'off'}" for k, v in facts.items()]
+    parts.append(f"other processes {max(others) if others else 'not known'}")
+    shared = any(facts.values()) or any(others)
+    known = None not in facts.values() and bool(others)
+    return TrustLine(
+        "sharing", "BAD" if any(others) else "note" if shared or not known else "ok", ", ".join(parts), "GPU not shared"
+    )
+
+
+def _time_axis(trace: Trace, launch: int | None) -> TrustLine:
+    step = trace.manifest.get("globaltimer_step_ns")
+    launches = trace.launches if launch is None else trace.launches.filter(pl.col("launch") == launch)
+    worst = launches["uncertainty_ns"].max()
+    parts = [f"globaltimer steps by {step} ns" if step else "globaltimer step not measured"]
+    within_ns = worst if isinstance(worst, float) and isfinite(worst) else None
+    parts.append("agreement between SMs not known" if within_ns is None else f"SMs agree within {within_ns:.0f} ns")
+    rates = launches["cycles_per_ns"].drop_nulls()
+    parts.append(f"{np.mean(rates.to_numpy()):.4f} cycles/ns" if rates.len() else "clock rate not known")
+    if within_ns is None or within_ns > LOOSE_AXIS_NS or not step:
+        return TrustLine("time axis", "note", ", ".join(parts))
+    return TrustLine("time axis", "ok", ", ".join(parts), ", ".join(parts[1:]))
+
+
+def _known(value: object) -> str:
+    return "?" if value is None else f"{value:,}" if isinstance(value, int) else visible(value)
+
+
+def _change(name: str, before: float | None, after: float | None, scale: float, unit: str) -> str:
+    shown = [None if v is None else f"{v * scale:.0f}" for v in (before, after)]
+    if shown == [None, None]:
+        return f"{name} not measured"
+    if shown[0] == shown[1]:
+        return f"{name} {shown[0]} {unit}"
+    return f"{name} {shown[0] or '?'} -> {shown[1] or '?'} {unit}"

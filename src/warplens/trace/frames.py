@@ -1,0 +1,277 @@
+"""Tables of a trace as Polars data frames: from decoded records, and to and from the Parquet of a file.
+
+In: a checked manifest with records or Parquet bytes. Out: frames with exactly the columns of `tables.TABLES`.
+Must not read or write files, and raises `FormatError` for Parquet that does not hold what its name says.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens import layout
+from warplens.clock import ClockMap
+from warplens.decode import Decoded, decode
+from warplens.decode.events import Words
+from warplens.decode.flags import SpanFlag
+from warplens.errors import FormatError
+from warplens.trace.file import U32
+from warplens.trace.tables import CLOCKS, STORED_SPANS, TABLES, Column
+
+I64 = npt.NDArray[np.int64]
+
+ZSTD_LEVEL: Final = 1
+"""Times are noise: higher levels are slower and no smaller (measured on RMSNorm: level 3 takes 3 % more)."""
+FREE_ROWS: Final = 1 << 20
+MAX_ROWS_PER_BYTE: Final = 64
+"""A Parquet table of more than FREE_ROWS may hold this many rows a byte (ours: 0.5): more is a bomb."""
+_NOTHING: Final = np.iinfo(np.int64).min
+
+
+def from_records(manifest: dict[str, Any], records: Mapping[str, U32]) -> tuple[dict[str, pl.DataFrame], int]:
+    """All tables (and `clocks`) by name, and the trace's origin, decoded from records."""
+    named = {entry["records"] for entry in manifest["launches"]}
+    decoded = decode(manifest, {name: records[name] for name in records if name in named})
+    out = {
+        "launches": _launches(decoded, manifest),
+        "blocks": _frame(TABLES["blocks"], _blocks(decoded)),
+        "spans": _frame(TABLES["spans"], _spans(decoded)),
+        "sites": sites(manifest),
+        "problems": _problems(decoded),
+        "clocks": _clocks(decoded.clocks),
+    }
+    return out, decoded.origin_ns
+
+
+def sites(manifest: dict[str, Any]) -> pl.DataFrame:
+    """The table `sites` of a manifest."""
+    rows = [(entry["name"], site) for entry in manifest["site_sets"] for site in entry["sites"]]
+    columns: dict[str, Any] = {"site": list(range(len(rows))), "site_set": [name for name, _ in rows]}
+    columns |= {key: [site[key] for _, site in rows] for key in ("id", "name", "kind", "resource", "file", "line")}
+    return _frame(TABLES["sites"], columns)
+
+
+def to_parquet(tables: dict[str, pl.DataFrame], origin_ns: int) -> dict[str, bytes]:
+    """Parquet bytes by table name; `tables` holds all of TABLES and `clocks`."""
+    stored = dict(tables)
+    stored["spans"] = _to_stored(tables["spans"], tables["blocks"], tables["clocks"], origin_ns)
+    out = {}
+    for name, frame in stored.items():
+        buffer = io.BytesIO()
+        frame.write_parquet(buffer, compression="zstd", compression_level=ZSTD_LEVEL, statistics=False)
+        out[name] = buffer.getvalue()
+    return out
+
+
+def from_parquet(
+    name: str,
+    members: Mapping[str, bytes],
+    table: Callable[[str], pl.DataFrame],
+    manifest: dict[str, Any],
+    origin_ns: int,
+) -> pl.DataFrame:
+    """The table `name` out of a file's Parquet members; `table` gives the others that it needs."""
+    if name not in members:
+        if name == "sites":
+            return sites(manifest)
+        raise FormatError(f"tables/{name}.parquet: expected in a file with tables, found only {sorted(members)}")
+    if name == "spans":
+        stored = _read("spans", members[name], STORED_SPANS)
+        return _from_stored(stored, table("blocks"), table("clocks"), origin_ns)
+    return _read(name, members[name], CLOCKS if name == "clocks" else TABLES[name])
+
+
+def _read(name: str, data: bytes, columns: dict[str, Column]) -> pl.DataFrame:
+    where = f"tables/{name}.parquet"
+    try:
+        rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
+        if rows > max(FREE_ROWS, MAX_ROWS_PER_BYTE * len(data)):
+            raise FormatError(f"{where}: expected at most {MAX_ROWS_PER_BYTE} rows a byte, found {rows} in {len(data)}")
+        frame = pl.read_parquet(io.BytesIO(data))
+        missing = [column for column in columns if column not in frame.columns]
+        if missing:
+            raise FormatError(f"{where}: expected the columns {missing}, found only {frame.columns}")
+        return frame.select(pl.col(key).cast(getattr(pl, column.dtype)) for key, column in columns.items())
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, MemoryError) as error:
+        raise FormatError(f"{where}: expected a Parquet table, found a damaged one: {error}") from error
+
+
+def _frame(schema: dict[str, Column], columns: dict[str, Any]) -> pl.DataFrame:
+    """A frame with the columns and dtypes of `schema`, from arrays, series or lists."""
+    out = []
+    for name, column in schema.items():
+        dtype, values = getattr(pl, column.dtype), columns[name]
+        if isinstance(values, (np.ndarray, pl.Series)):
+            out.append(pl.Series(name, values).cast(dtype))
+        else:
+            out.append(pl.Series(name, values, dtype))
+    return pl.DataFrame(out)
+
+
+def _known(values: npt.NDArray[Any], nothing: int) -> pl.Series:
+    """A series with nulls where `values` hold `nothing`."""
+    return _masked(values, values != nothing)
+
+
+def _masked(values: npt.NDArray[Any], valid: npt.NDArray[np.bool_]) -> pl.Series:
+    frame = pl.DataFrame({"values": values, "valid": valid})
+    return frame.select(pl.when("valid").then("values")).to_series()
+
+
+def _launches(decoded: Decoded, manifest: dict[str, Any]) -> pl.DataFrame:
+    columns: dict[str, Any] = dict(decoded.launches)
+    columns["kernel"] = [manifest["kernels"][entry["kernel"]]["name"] for entry in manifest["launches"]]
+    columns["grid_id"] = [entry["grid_id"] for entry in manifest["launches"]]
+    for key in ("start_ns", "end_ns", "duration_ns"):
+        columns[key] = _known(columns[key], _NOTHING)
+    for key in ("uncertainty_ns", "cycles_per_ns"):
+        columns[key] = _masked(columns[key], np.isfinite(columns[key]))
+    return _frame(TABLES["launches"], columns)
+
+
+def _blocks(decoded: Decoded) -> dict[str, Any]:
+    columns: dict[str, Any] = dict(decoded.blocks)
+    for key in ("sm_begin", "sm_end", "cluster"):
+        columns[key] = _known(columns[key], -1)
+    return columns
+
+
+def _spans(decoded: Decoded) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: getattr(decoded.spans, name) for name in TABLES["spans"]}
+    for key in ("payload", "id"):
+        words: Words | None = columns[key]
+        nothing = pl.Series(key, [], pl.UInt32).extend_constant(None, len(decoded.spans))
+        columns[key] = nothing if words is None else _masked(words.values, words.valid)
+    return columns
+
+
+def _problems(decoded: Decoded) -> pl.DataFrame:
+    names = TABLES["problems"]
+    return _frame(names, {name: [getattr(problem, name) for problem in decoded.problems] for name in names})
+
+
+def _clocks(clocks: list[ClockMap | None]) -> pl.DataFrame:
+    parts = []
+    for launch, fitted in enumerate(clocks):
+        if fitted is None:
+            continue
+        size = len(fitted.base_cycles)
+        parts.append(
+            {
+                "launch": np.full(size, launch),
+                "sm": np.arange(size),
+                "base_ns": np.full(size, fitted.base_ns),
+                "base_cycles": fitted.base_cycles,
+                "offset_ns": fitted.offset_ns,
+                "ns_per_cycle": fitted.ns_per_cycle,
+                "half_width_ns": fitted.half_width_ns,
+            }
+        )
+    return _frame(CLOCKS, {name: np.concatenate([np.zeros(0, np.int64), *(p[name] for p in parts)]) for name in CLOCKS})
+
+
+# ---- spans as they are stored ----------------------------------------------------------------------------------
+# Cycles are noise that does not shrink; stored beside start_ns they would double the file. Given the line of the SM,
+# start_cycles is known from start_ns to about one cycle, and a phase ends where the next begins: what is left to
+# store is nearly always -1, 0 or 1 (measured: 0.4 bytes an event for all residuals).
+
+
+def _to_stored(spans: pl.DataFrame, blocks: pl.DataFrame, clocks: pl.DataFrame, origin_ns: int) -> pl.DataFrame:
+    line = _Lines(spans, blocks, clocks, origin_ns)
+    start_cycles, start_ns, cycles, instant = _times_of(spans)
+    duration = spans["duration_cycles"].to_numpy()
+    residuals = {
+        "start_residual": start_cycles - line.cycles(start_ns),
+        "duration_residual": np.where(instant, 0, duration - cycles),
+        "duration_ns_residual": spans["duration_ns"].to_numpy() - (line.ns(start_cycles + duration) - start_ns),
+    }
+    residuals["duration_ns_residual"][instant] = 0
+    kept = spans.select(name for name in STORED_SPANS if name not in residuals)
+    return kept.with_columns(_narrow(name, values) for name, values in residuals.items())
+
+
+def _from_stored(stored: pl.DataFrame, blocks: pl.DataFrame, clocks: pl.DataFrame, origin_ns: int) -> pl.DataFrame:
+    line = _Lines(stored, blocks, clocks, origin_ns)
+    start_ns = stored["start_ns"].to_numpy()
+    start_cycles = line.cycles(start_ns) + stored["start_residual"].to_numpy()
+    spans = stored.with_columns(start_cycles=pl.Series(start_cycles))
+    _, _, cycles, instant = _times_of(spans)
+    duration = np.where(instant, 0, cycles + stored["duration_residual"].to_numpy())
+    duration_ns = line.ns(start_cycles + duration) - start_ns + stored["duration_ns_residual"].to_numpy()
+    duration_ns[instant] = 0
+    spans = spans.with_columns(duration_cycles=pl.Series(duration), duration_ns=pl.Series(duration_ns))
+    return spans.select(list(TABLES["spans"]))
+
+
+def _times_of(spans: pl.DataFrame) -> tuple[I64, I64, I64, npt.NDArray[np.bool_]]:
+    """start_cycles, start_ns, cycles to the next span of the warp (0 at its last), and which are instants."""
+    start_cycles = spans["start_cycles"].to_numpy()
+    cycles = np.zeros(len(start_cycles), np.int64)
+    if len(cycles):
+        follows = np.ones(len(cycles) - 1, np.bool_)
+        for name in ("warp", "block", "launch"):
+            values = spans[name].to_numpy()
+            follows &= values[1:] == values[:-1]
+        np.multiply(np.diff(start_cycles), follows, out=cycles[:-1])
+    instant = (spans["flags"].to_numpy() & np.uint16(SpanFlag.INSTANT)) != 0
+    return start_cycles, spans["start_ns"].to_numpy(), cycles, instant
+
+
+def _narrow(name: str, values: I64) -> pl.Series:
+    """The series in the smallest integer type that holds it."""
+    for dtype in (np.int8, np.int16, np.int32):
+        limits = np.iinfo(dtype)
+        if not len(values) or (limits.min <= values.min() and values.max() <= limits.max):
+            return pl.Series(name, values.astype(dtype))
+    return pl.Series(name, values)
+
+
+class _Lines:
+    """The line of each span's SM, as columns over the spans; wrong numbers in a file give wrong times, no error."""
+
+    def __init__(self, spans: pl.DataFrame, blocks: pl.DataFrame, clocks: pl.DataFrame, origin_ns: int) -> None:
+        key = _key(spans, "block")
+        first = np.flatnonzero(np.append(True, key[1:] != key[:-1])[: len(key)])
+        block = _find(_key(blocks, "block"), key[first], "blocks")
+        sm = blocks["sm_end"].fill_null(layout.META_SM_UNKNOWN)
+        launch_sm = blocks["launch"].to_numpy().astype(np.int64) << 32 | sm.to_numpy()
+        row = _find(_key(clocks, "sm"), launch_sm[block], "clocks")
+        length = np.diff(np.append(first, len(key)))
+        self._columns = {
+            name: np.repeat(clocks[name].to_numpy()[row], length)
+            for name in ("base_cycles", "offset_ns", "ns_per_cycle", "base_ns")
+        }
+        self._columns["base_ns"] -= origin_ns
+
+    def cycles(self, ns: I64) -> I64:
+        """clock64, to about one cycle, at times since the origin."""
+        c = self._columns
+        with np.errstate(all="ignore"):
+            since = np.rint((ns - c["base_ns"] - c["offset_ns"]) / c["ns_per_cycle"]).astype(np.int64)
+        return np.asarray(c["base_cycles"] + since)
+
+    def ns(self, cycles: I64) -> I64:
+        """Nanoseconds since the origin at clock64 values, as clock.ClockMap.to_ns gives them."""
+        c = self._columns
+        with np.errstate(all="ignore"):
+            since = np.rint(c["offset_ns"] + (cycles - c["base_cycles"]) * c["ns_per_cycle"]).astype(np.int64)
+        return np.asarray(c["base_ns"] + since)
+
+
+def _key(frame: pl.DataFrame, name: str) -> I64:
+    return np.asarray(frame["launch"].to_numpy().astype(np.int64) << 32 | frame[name].to_numpy())
+
+
+def _find(keys: I64, wanted: I64, table: str) -> I64:
+    """Row of each wanted key."""
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys, wanted, sorter=order)
+    row = order[np.minimum(at, len(keys) - 1)] if len(keys) else np.zeros(0, np.int64)
+    if len(row) != len(wanted) or (keys[row] != wanted).any():
+        raise FormatError(f"tables/{table}.parquet: expected a row for every launch and block of the spans")
+    return row

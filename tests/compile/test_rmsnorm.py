@@ -1,0 +1,163 @@
+"""The demo's kernel as machine code: off is the bare kernel, on keeps each phase's work in its phase. No GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import struct
+import subprocess
+from functools import cache
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from warplens.capture.compile import Compiled, compile_cubin
+
+pytestmark = pytest.mark.compile
+
+REPOSITORY = Path(__file__).parents[2]
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
+TYPES = ("__nv_bfloat16", "__half")
+SOURCE = (files("warplens") / "demo" / "rmsnorm.cu").read_text(encoding="utf-8")
+MAX_CLEAN_REGISTERS, MAX_TRACED_REGISTERS = 28, 32  # of 32 that a full SM of 2048 threads leaves each
+MAX_RECORDER_SHARED_BYTES = 10_240  # three blocks of 640 threads have 33 kB each on the smallest SM (sm_120)
+
+
+def without_marks(source: str) -> str:
+    """The kernel as it was before it was marked: no line that names warplens or the recorder is left."""
+    lines = [line for line in source.splitlines() if not re.search(r"(?i)warplens|\brec\.", line)]
+    return "\n".join(lines).replace("template <typename T, bool kTrace>", "template <typename T>")
+
+
+@cache
+def marked(arch: str) -> Compiled:
+    return compile_cubin(SOURCE, [name(t, on) for t in TYPES for on in (False, True)], arch=arch)
+
+
+def name(dtype: str, traced: bool) -> str:
+    return f"rmsnorm_fwd<{dtype}, {str(traced).lower()}>"
+
+
+def text_section(cubin: bytes, symbol: str) -> bytes:
+    """The kernel's machine code: the bytes of the ELF section `.text.<symbol>`."""
+    table, entry_bytes, count, names_index = (
+        *struct.unpack_from("<Q", cubin, 0x28),
+        *struct.unpack_from("<HHH", cubin, 0x3A),
+    )
+    entries = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry_bytes) for i in range(count)]
+    names_at = entries[names_index][4]
+    for name_offset, _, _, _, offset, size in entries:
+        begin = names_at + name_offset
+        if cubin[begin : cubin.index(b"\0", begin)] == b".text." + symbol.encode():
+            return cubin[offset : offset + size]
+    raise AssertionError(f"no section .text.{symbol}")
+
+
+def tool(program: str) -> str:
+    spec = importlib.util.find_spec("nvidia.cu13")
+    assert spec is not None, "pip install 'warplens[dev]'"
+    assert spec.submodule_search_locations
+    return str(Path(next(iter(spec.submodule_search_locations))) / "bin" / program)
+
+
+def disassemble(cubin: bytes, symbol: str, tmp_path: Path) -> list[str]:
+    """Instructions of a kernel, in the order in which they lie, with their operands."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+    text = subprocess.run([tool("nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
+    body = re.split(r"(?m)^\.text\.", text)
+    kernel = next(part for part in body if part.startswith(symbol + ":"))
+    return re.findall(r"(?m)^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", kernel)
+
+
+def resources(cubin: bytes, symbol: str, tmp_path: Path) -> dict[str, int]:
+    """What `cuobjdump -res-usage` says: REG, STACK, SHARED, LOCAL ..."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+    text = subprocess.run([tool("cuobjdump"), "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    line = text[text.index(f"Function {symbol}:") :].splitlines()[1]
+    return {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_off_is_the_machine_code_of_the_kernel_without_marks(arch: str, dtype: str) -> None:
+    source = without_marks(SOURCE)
+    assert "warplens" not in source.lower()
+    assert "kTrace" not in source
+    assert source.count("__syncthreads();") == 2  # nothing of the kernel itself went with the marks
+    bare = compile_cubin(source, [f"rmsnorm_fwd<{dtype}>"], arch=arch)
+    off = marked(arch)
+    bare_code = text_section(bare.cubin, bare.names[f"rmsnorm_fwd<{dtype}>"])
+    off_code = text_section(off.cubin, off.names[name(dtype, False)])
+    assert len(bare_code) > 1000
+    assert off_code == bare_code
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_both_builds_leave_room_for_a_full_sm(arch: str, dtype: str, tmp_path: Path) -> None:
+    compiled = marked(arch)
+    clean = resources(compiled.cubin, compiled.names[name(dtype, False)], tmp_path)
+    traced = resources(compiled.cubin, compiled.names[name(dtype, True)], tmp_path)
+    assert clean["REG"] <= MAX_CLEAN_REGISTERS
+    assert clean["STACK"] == clean["LOCAL"] == 0
+    assert traced["REG"] <= MAX_TRACED_REGISTERS
+    assert traced["SHARED"] - clean["SHARED"] <= MAX_RECORDER_SHARED_BYTES
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_off_moves_128_bits_at_a_time(arch: str, dtype: str, tmp_path: Path) -> None:
+    compiled = marked(arch)
+    code = disassemble(compiled.cubin, compiled.names[name(dtype, False)], tmp_path)
+    memory = re.findall(r"\b(?:LDG|STG|LDL|STL)[\w.]*", "\n".join(code))
+    assert memory == ["LDG.E.128", "LDG.E.128", "STG.E.EF.128"]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_each_phase_holds_its_own_memory_operations(arch: str, dtype: str, tmp_path: Path) -> None:
+    compiled = marked(arch)
+    code = "\n".join(disassemble(compiled.cubin, compiled.names[name(dtype, True)], tmp_path))
+    hot = code[: code.index("STG.E.EF.128") + len("STG.E.EF.128")]
+    operation = r"SR_CLOCKLO|LDG\.E\.128|SHFL\.BFLY|BAR\.SYNC|STG\.E\.EF\.128"
+    # A run of clock reads is one boundary: block_reduce between two marks only writes to shared memory.
+    boundaries = [kind for kind, _ in groupby(re.findall(operation, hot[hot.index("SR_CLOCKLO") :]))]
+    between = ["LDG.E.128", "SHFL.BFLY", "BAR.SYNC", "SHFL.BFLY", "BAR.SYNC", "LDG.E.128", "STG.E.EF.128"]
+    assert boundaries == [item for kind in between for item in ("SR_CLOCKLO", kind)]
+    # The sums wait for the loaded values: their latency lands in load_sumsq, not in the phase after it.
+    load_sumsq, _, rest = hot[hot.index("LDG.E.128") :].partition("SR_CLOCKLO")
+    arithmetic = re.compile(r"\b(?:FFMA2?|FMUL2?)\b")
+    assert len(arithmetic.findall(load_sumsq)) >= 4
+    assert not arithmetic.findall(rest[: rest.index("SHFL.BFLY")])
+
+
+@pytest.fixture
+def recorders() -> ModuleType:
+    path = REPOSITORY / "benchmarks" / "rmsnorm_overhead" / "recorders.py"
+    if not path.is_file():
+        pytest.skip("not a checkout: benchmarks/ is not installed")
+    spec = importlib.util.spec_from_file_location("rmsnorm_recorders", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("rival", "timer"),
+    [("document", r"CS2R R\d+, SR_CLOCKLO"), ("flashinfer", r"CS2R\.32 R\d+, SR_GLOBALTIMERLO")],
+)
+def test_the_benchmarks_other_recorders_make_nine_marks_in_the_same_kernel(
+    rival: str, timer: str, recorders: ModuleType, tmp_path: Path
+) -> None:
+    expression = recorders.name_expression(traced=True)
+    compiled = compile_cubin(recorders.rival_source(rival), [expression], arch="sm_90a")
+    code = disassemble(compiled.cubin, compiled.names[expression], tmp_path)
+    anchors = 1 if rival == "document" else 0
+    assert len(re.findall(timer, "\n".join(code))) == recorders.MARKS + anchors
+    assert resources(compiled.cubin, compiled.names[expression], tmp_path)["REG"] <= MAX_TRACED_REGISTERS

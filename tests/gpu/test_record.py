@@ -1,0 +1,235 @@
+"""Recording on a real GPU, from source to trace: shapes, losses, long waits, odd kernels, bad input.
+
+Needs an NVIDIA GPU of compute capability 8.0 or newer and NVRTC: pytest -m gpu.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import warplens
+from warplens import errors
+from warplens.trace import Trace
+
+pytestmark = pytest.mark.gpu
+
+HEAD = "#include <warplens/warplens.cuh>\nWARPLENS_SITES(s, a, b, c);\n"
+LOOP = (
+    HEAD
+    + """template <bool T> __global__ void k(float* p, int n) {
+  warplens::Recorder<s, T> r;
+  for (int i = 0; i < n; ++i) {
+    r.range_push(s::a, i);
+    p[threadIdx.x] += 1;
+    auto token = r.range_start(s::b);
+    r.mark(s::c);
+    r.range_end(token);
+    r.range_pop();
+  }
+}"""
+)
+EVENTS_A_TURN = 5
+
+
+def kernel(body: str, parameters: str = "float* p") -> str:
+    return f"{HEAD}template <bool T> __global__ void k({parameters}) {{ warplens::Recorder<s, T> r; {body} }}"
+
+
+def record(source: str, grid: Any, block: Any, *args: Any, **options: Any) -> Trace:
+    options = {"rounds": 1, "warmup": 1, **options}
+    return warplens.Kernel(source, "k<true>").record(grid, block, np.zeros(4096, np.float32), *args, **options)
+
+
+def losses(trace: Trace) -> pl.DataFrame:
+    return trace.problems.filter(pl.col("severity") != "note")
+
+
+def test_blocks_and_threads_of_three_dimensions_are_numbered_x_first() -> None:
+    trace = record(kernel("r.phase(s::a); p[0] += 1; r.phase(s::b);"), (3, 2, 4), (8, 4, 3))
+    assert losses(trace).is_empty()
+    assert trace.blocks.height == 24
+    assert trace.spans.height == 24 * 3 * 2
+    last = trace.blocks.filter(pl.col("block") == 23).row(0, named=True)
+    assert (last["x"], last["y"], last["z"]) == (2, 1, 3)
+
+
+@pytest.mark.parametrize("threads", [1, 31, 33, 100, 1023])
+def test_a_block_that_is_no_multiple_of_32_loses_nothing(threads: int) -> None:
+    trace = record(kernel("r.phase(s::a, 7u); p[threadIdx.x] += 1; r.phase(s::b); r.mark(s::c);"), 5, threads)
+    assert losses(trace).is_empty()
+    assert trace.spans.height == 5 * -(-threads // 32) * 3
+    assert trace.spans.filter(pl.col("site") == 0)["payload"].unique().to_list() == [7]
+
+
+def test_one_thread_records_hundreds_of_events_in_order() -> None:
+    trace = record(LOOP, 2, 1, np.int32(100))
+    assert losses(trace).is_empty()
+    pushes = trace.spans.filter((pl.col("block") == 1) & (pl.col("site") == 0)).sort("sequence")
+    assert pushes["payload"].to_list() == list(range(100))
+    assert (pushes["start_cycles"].diff().drop_nulls() > 0).all()
+
+
+def test_lanes_that_leave_early_cost_no_event_that_their_warp_recorded_before() -> None:
+    body = "r.phase(s::a); if ((int)threadIdx.x >= n) return; p[threadIdx.x] += 1; r.phase(s::b); r.phase(s::c);"
+    trace = record(kernel(body, "float* p, int n"), 4, 128, np.int32(40))
+    first = trace.spans.filter((pl.col("warp") == 0) & (pl.col("site") == 2))
+    assert first.height == 4
+    split = trace.spans.filter((pl.col("warp") == 1) & (pl.col("site") == 0))
+    assert split.height == 4
+    assert trace.problems.filter(pl.col("kind") == "partial_warp").height > 0
+
+
+def test_warps_that_leave_by_exit_are_named_as_missing() -> None:
+    body = 'r.phase(s::a); p[threadIdx.x] += 1; r.phase(s::b); if (threadIdx.x >= 64) asm volatile("exit;");'
+    trace = record(kernel(body), 4, 128)
+    missing = trace.problems.filter(pl.col("kind") == "missing_warp")
+    assert int(missing["count"].sum()) == 8
+    assert trace.spans.filter(pl.col("warp") < 2).height == 4 * 2 * 2
+
+
+def test_what_does_not_fit_is_counted_exactly() -> None:
+    turns, warps = 1000, 64 * 8
+    trace = record(LOOP, 64, 256, np.int32(turns), capacity_bytes=1 << 20)
+    launch = trace.launches.row(0, named=True)
+    assert launch["lost_events"] > 0
+    assert launch["events"] + launch["lost_events"] == warps * turns * EVENTS_A_TURN
+
+
+def test_an_arena_without_room_loses_all_events_and_counts_them() -> None:
+    trace = record(LOOP, 8, 64, np.int32(10), capacity_bytes=36_000)
+    launch = trace.launches.row(0, named=True)
+    assert launch["events"] + launch["lost_events"] == 8 * 2 * 10 * EVENTS_A_TURN
+    assert launch["lost_events"] > 0
+
+
+@pytest.mark.parametrize("threads", [64, 33])
+def test_a_wait_longer_than_the_clocks_low_half_is_never_told_wrong(threads: int) -> None:
+    wait_cycles = 6 * 10**9
+    body = "r.phase(s::a); long long t = clock64(); while (clock64() - t < n) {} r.phase(s::b); r.phase(s::c);"
+    trace = record(kernel(body, "float* p, long long n"), 2, threads, np.int64(wait_cycles), rounds=0, warmup=0)
+    waited = trace.spans.filter(pl.col("site") == 0)
+    exact = (waited["duration_cycles"] - wait_cycles).is_between(0, 100_000).all()
+    doubted = trace.problems.filter(pl.col("kind").str.contains("wrap|time")).height > 0
+    assert exact or doubted
+    if threads % 32:
+        assert exact
+
+
+def test_ranges_join_across_warps_by_their_id() -> None:
+    source = r"""#include <warplens/warplens.cuh>
+#define LIST(X)                                   \
+  X(tile, "tile: größe 漢字 </script>", range, "") \
+  X(full, "wait full", wait, "smem")              \
+  X(make, "make", phase, "")
+WARPLENS_SITES_FROM(j, LIST);
+template <bool T> __global__ void k(float* p) {
+  warplens::Recorder<j, T> r;
+  for (unsigned i = 0; i < 4; ++i) {
+    if (threadIdx.x < 32) {
+      r.phase(j::make, i);
+      r.range_start(j::tile, warplens::join(i));
+      r.arrive(j::full, warplens::join(i));
+      r.end_phase();
+    } else {
+      r.wait(j::full, warplens::join(i));
+    }
+    __syncthreads();
+    if (threadIdx.x / 32 == 1) r.range_end(j::tile, warplens::join(i));
+    r.end_phase();
+  }
+  p[threadIdx.x] = 1;
+}"""
+    trace = record(source, 3, 128)
+    assert losses(trace).is_empty()
+    tile = int(trace.sites.filter(pl.col("name").str.starts_with("tile"))["site"][0])
+    joined = trace.spans.filter(pl.col("site") == tile)
+    assert joined.height == 3 * 4
+    assert sorted(joined["id"].unique().to_list()) == [0, 1, 2, 3]
+    assert (joined["duration_ns"] >= 0).all()
+
+
+def test_only_selected_blocks_and_warps_are_recorded() -> None:
+    trace = record(kernel("r.phase(s::a); p[0] += 1; r.phase(s::b);"), 64, 256, every_block=8, warps=(0, 3))
+    assert losses(trace).is_empty()
+    assert sorted(trace.spans["block"].unique().to_list()) == list(range(0, 64, 8))
+    assert sorted(trace.spans["warp"].unique().to_list()) == [0, 3]
+
+
+def test_launches_are_kept_apart() -> None:
+    trace = record(kernel("r.phase(s::a); p[0] += 1; r.phase(s::b);"), 16, 64, launches=3)
+    assert trace.launches.height == 3
+    assert trace.launches["grid_id"].n_unique() == 3
+    assert trace.spans.group_by("launch").len()["len"].to_list() == [16 * 2 * 2] * 3
+
+
+def test_the_result_of_a_traced_kernel_is_that_of_the_clean_one() -> None:
+    values = np.arange(1024, dtype=np.float32)
+    kernel_ = warplens.Kernel(LOOP, "k<true>")
+    kernel_.record(1, 1024, values, np.int32(7), rounds=1, warmup=0)
+    launches = 2 * (0 + 1) + 1
+    assert np.array_equal(values, np.arange(1024, dtype=np.float32) + 7 * launches)
+
+
+def test_a_saved_trace_opens_as_it_was(tmp_path: Any) -> None:
+    trace = record(LOOP, 4, 64, np.int32(20), note="n=20")
+    for records in (False, True):
+        path = tmp_path / f"{records}.wlens"
+        trace.save(path, records=records, tables=not records)
+        again = warplens.open(path)
+        assert again.spans.equals(trace.spans)
+        assert again.note == "n=20"
+
+
+@pytest.mark.parametrize(
+    ("source", "args", "error", "text"),
+    [
+        ("template <bool T> __global__ void k(float* p) {}", (1, 32), errors.SitesError, "declares no sites"),
+        (HEAD + "template <bool T> __global__ void k(float* p) { wrong; }", (1, 32), errors.CompileError, "wrong"),
+        (LOOP, (1, 2048, np.int32(1)), errors.UsageError, "2,048 threads"),
+        (LOOP, (1, 64), errors.UsageError, "takes 2 arguments"),
+        (LOOP, (0, 64, np.int32(1)), errors.UsageError, "positive"),
+        (LOOP, (1, 64, np.float64(1)), errors.UsageError, "8 bytes"),
+    ],
+)
+def test_bad_input_is_refused_before_the_launch(source: str, args: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        record(source, *args)
+
+
+def test_a_launch_with_too_much_shared_memory_names_what_was_asked_for() -> None:
+    with pytest.raises(errors.DeviceError, match="shared memory"):
+        record(LOOP, 1, 64, np.int32(1), shared_bytes=1 << 20)
+
+
+def test_arrays_of_torch_cupy_and_dlpack_are_taken_as_they_are() -> None:
+    torch = pytest.importorskip("torch")
+    cupy = pytest.importorskip("cupy")
+
+    class Exported:
+        def __init__(self, tensor: Any) -> None:
+            self.tensor = tensor
+
+        def __dlpack__(self, **keywords: Any) -> Any:
+            return self.tensor.__dlpack__(**keywords)
+
+        def __dlpack_device__(self) -> Any:
+            return self.tensor.__dlpack_device__()
+
+    kernel_ = warplens.Kernel(LOOP, "k<true>")
+    exported = torch.zeros(64, device="cuda")
+    for array in (torch.zeros(64, device="cuda"), cupy.zeros(64, "float32"), Exported(exported)):
+        trace = kernel_.record(2, 64, array, np.int32(5), rounds=0, warmup=0)
+        assert losses(trace).is_empty()
+    assert exported.cpu().tolist()[0] > 0
+    with pytest.raises(errors.UsageError, match="cpu"):
+        kernel_.record(2, 64, torch.zeros(64), np.int32(5))
+
+
+def test_zz_an_illegal_access_is_told_as_the_kernels_failure() -> None:
+    # Last: it leaves this process' context unusable.
+    with pytest.raises(errors.DeviceError, match="ILLEGAL_ADDRESS"):
+        record(kernel("r.phase(s::a); *(volatile float*)16 = 1.f; r.phase(s::b);"), 1, 32)

@@ -1,0 +1,261 @@
+"""A trace made without any decoder: RMSNorm-like spans by the tables' schemas, exact and repeatable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+SITES = [
+    ("load_sumsq", "phase"),
+    ("warp_reduce", "phase"),
+    ("block_reduce", "phase"),
+    ("barrier_sum", "wait"),
+    ("cross_reduce", "phase"),
+    ("barrier_rms", "wait"),
+    ("normalize", "phase"),
+    ("store", "phase"),
+]
+LENGTHS = [2600, 120, 60, 0, 140, 0, 900, 160]
+RATE = 1.98
+
+
+@dataclass
+class FakeTrace:
+    """What `render` reads of a Trace."""
+
+    manifest: dict[str, Any]
+    launches: pl.DataFrame
+    blocks: pl.DataFrame
+    spans: pl.DataFrame
+    sites: pl.DataFrame
+    problems: pl.DataFrame
+    origin_ns: int = 0
+    note: str | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+def problems_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """A problems table of `rows` (missing columns are null)."""
+    schema = {
+        "launch": pl.UInt32,
+        "block": pl.UInt32,
+        "warp": pl.UInt8,
+        "sequence": pl.UInt32,
+        "kind": pl.String,
+        "count": pl.UInt64,
+        "severity": pl.String,
+        "text": pl.String,
+    }
+    return pl.DataFrame([{k: r.get(k) for k in schema} for r in rows], schema=schema)
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    """A manifest in which all is well."""
+    build: dict[str, Any] = {"registers": 32, "shared_bytes": 84, "local_bytes": 0, "resident_blocks": 3}
+    state: dict[str, Any] = {
+        "sm_hz": 1_980_000_000,
+        "memory_hz": 3_201_000_000,
+        "power_w": 310.0,
+        "temperature_c": 41.0,
+    }
+    state |= {"throttle_reasons": [], "other_processes": 0}
+    kernel: dict[str, Any] = {
+        "name": "rmsnorm_fwd<true>",
+        "site_set": "rmsnorm",
+        "clean": build,
+        "traced": build | {"registers": 34},
+    }
+    kernel |= {"clean_ns": [8000.0, 8100.0, 8200.0], "traced_ns": [8400.0, 8424.0, 8500.0], "not_measured": None}
+    return {
+        "format": "wlens",
+        "version": [1, 0],
+        "warplens": "0.1.0",
+        "created": "2026-11-29T23:00:00Z",
+        "complete": True,
+        "note": None,
+        "host": None,
+        "command": None,
+        "policy": "packed",
+        "capacity_bytes": 1 << 24,
+        "device": {
+            "name": "NVIDIA H200",
+            "compute_capability": [9, 0],
+            "sm_count": 132,
+            "driver": "580.65",
+            "cuda_driver_version": 13000,
+            "multi_process": False,
+            "mig": False,
+        },
+        "clock_state": {"before": state, "after": state},
+        "globaltimer_step_ns": 32,
+        "site_sets": [],
+        "kernels": [kernel | {"mark_cost_cycles": 4.1}],
+        "launches": [],
+        "calibration": [],
+    } | changes
+
+
+def rmsnorm(
+    *, blocks: int = 528, sms: int = 132, warps: int = 20, resident: int = 3, launches: int = 1, seed: int = 1
+) -> Any:
+    """`launches` launches of `blocks` blocks over `sms` SMs, `resident` at once, `warps` warps, eight phases."""
+    rng = np.random.default_rng(seed)
+    spans, block_rows, launch_rows = [], [], []
+    for launch in range(launches):
+        origin_ns = launch * 50_000
+        free = [[0.0] * resident for _ in range(sms)]
+        for block in range(blocks):
+            sm = min(range(sms), key=lambda s: min(free[s]) + 1e-3 * ((s * 7) % sms))
+            slot = int(np.argmin(free[sm]))
+            wave = block // (sms * resident)
+            begin_ns = free[sm][slot] + rng.uniform(0, 250) + (300 if wave else 0)
+            times = _block_times(rng, warps, first_wave=wave == 0)
+            cycles = times + int(begin_ns * RATE) + sm * 1_000_000
+            end_ns = begin_ns + times.max() / RATE
+            free[sm][slot] = end_ns
+            spans.append(_span_columns(launch, block, cycles, sm, origin_ns))
+            row = (launch, block, block, 0, 0, None, sm, sm, int(begin_ns) + origin_ns, int(end_ns) + origin_ns)
+            block_rows.append((*row, warps, wave))
+        end_ns = max(r[9] for r in block_rows)
+        start_ns = min(r[8] for r in block_rows if r[0] == launch)
+        launch_rows.append((launch, blocks, warps, start_ns, end_ns, blocks * warps * (len(SITES) + 1)))
+    frame = {k: np.concatenate([s[k] for s in spans]) for k in spans[0]}
+    return FakeTrace(
+        manifest(), _launches(launch_rows), _blocks(block_rows), _spans(frame), sites(), problems_frame([])
+    )
+
+
+def _block_times(rng: np.random.Generator, warps: int, *, first_wave: bool) -> np.ndarray:
+    """Begin of each phase and the end, warps x 9, in cycles since the block's begin."""
+    times = np.zeros((warps, len(SITES) + 1), np.int64)
+    times[:, 0] = rng.integers(0, 60, warps)
+    load = LENGTHS[0] * (1.3 if first_wave else 1.0) * rng.uniform(0.75, 1.15) * rng.uniform(0.9, 1.1, warps)
+    times[:, 1] = times[:, 0] + load.astype(np.int64)
+    times[:, 2] = times[:, 1] + LENGTHS[1] + rng.integers(0, 40, warps)
+    times[:, 3] = times[:, 2] + LENGTHS[2]
+    times[:, 4] = times[:, 3].max() + 30
+    times[:, 5] = times[:, 4]
+    times[0, 5] += LENGTHS[4]
+    times[:, 6] = times[0, 5] + 40
+    times[:, 7] = times[:, 6] + LENGTHS[6] + rng.integers(0, 300, warps)
+    times[:, 8] = times[:, 7] + LENGTHS[7]
+    return times
+
+
+def _span_columns(launch: int, block: int, cycles: np.ndarray, sm: int, origin_ns: int) -> dict[str, Any]:
+    start, length = cycles[:, :-1], np.diff(cycles, axis=1)
+    keep = np.ones(start.shape, bool)
+    keep[1:, 4] = False  # only warp 0 enters cross_reduce
+    warp, site = np.nonzero(keep)
+    start, length = start[keep], length[keep]
+    local_ns = (start - sm * 1_000_000) / RATE
+    return {
+        "launch": np.full(len(warp), launch, np.uint32),
+        "block": np.full(len(warp), block, np.uint32),
+        "warp": warp.astype(np.uint8),
+        "sequence": site.astype(np.uint32),
+        "site": site.astype(np.uint16),
+        "start_ns": local_ns.astype(np.int64) + origin_ns,
+        "start_cycles": start,
+        "duration_cycles": length,
+        "duration_ns": np.round(length / RATE).astype(np.int64),
+    }
+
+
+def _spans(columns: dict[str, np.ndarray]) -> pl.DataFrame:
+    frame = pl.DataFrame(columns).with_columns(
+        depth=pl.lit(0, pl.UInt8),
+        payload=pl.lit(None, pl.UInt32),
+        id=pl.lit(None, pl.UInt32),
+        flags=pl.lit(0, pl.UInt16),
+    )
+    order = ["launch", "block", "warp", "sequence", "site", "depth", "start_ns", "start_cycles", "duration_cycles"]
+    return frame.select(*order, "duration_ns", "payload", "id", "flags")
+
+
+def sites(rows: list[tuple[str, str]] | None = None) -> pl.DataFrame:
+    """A sites table of (name, kind) rows."""
+    rows = SITES if rows is None else rows
+    schema: dict[str, Any] = {
+        "site": pl.UInt16,
+        "site_set": pl.String,
+        "id": pl.UInt16,
+        "name": pl.String,
+        "kind": pl.String,
+    }
+    schema |= {"resource": pl.String, "file": pl.String, "line": pl.UInt32}
+    data = [(i, "rmsnorm", i + 1, n, k, "", "rmsnorm.cu", 10 + i) for i, (n, k) in enumerate(rows)]
+    return pl.DataFrame(data, schema=schema, orient="row")
+
+
+def _blocks(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
+    schema: dict[str, Any] = {"launch": pl.UInt32, "block": pl.UInt32, "x": pl.UInt32, "y": pl.UInt32, "z": pl.UInt32}
+    schema |= {"cluster": pl.UInt32, "sm_begin": pl.UInt16, "sm_end": pl.UInt16, "start_ns": pl.Int64}
+    schema |= {"end_ns": pl.Int64, "warps": pl.UInt16, "wave": pl.UInt16}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _launches(rows: list[tuple[int, int, int, int, int, int]]) -> pl.DataFrame:
+    out = []
+    for launch, blocks, warps, start_ns, end_ns, events in rows:
+        row = {"launch": launch, "kernel": "rmsnorm_fwd<true>", "grid_id": launch + 1, "cold_l2": True}
+        row |= {"grid_x": blocks, "block_x": 32 * warps, "threads_per_block": 32 * warps, "warps_per_block": warps}
+        row |= {"start_ns": start_ns, "end_ns": end_ns, "duration_ns": end_ns - start_ns, "events": events}
+        row |= {"uncertainty_ns": 38.0, "cycles_per_ns": RATE}
+        row |= dict.fromkeys(["grid_y", "grid_z", "block_y", "block_z", "cluster_x", "cluster_y", "cluster_z"], 1)
+        row |= dict.fromkeys(["shared_bytes", "stream", "rank", "replay", "lost_events", "lost_chunks"], 0)
+        out.append(row)
+    small: dict[Any, Any] = {
+        "warps_per_block": pl.UInt16,
+        "rank": pl.UInt32,
+        "replay": pl.UInt32,
+        "shared_bytes": pl.UInt32,
+    }
+    unsigned = ["launch", *[f"{n}_{a}" for n in ("grid", "block", "cluster") for a in "xyz"], "threads_per_block"]
+    wide = ["stream", "grid_id", "events", "lost_events", "lost_chunks"]
+    casts = small | dict.fromkeys(unsigned, pl.UInt32) | dict.fromkeys(wide, pl.UInt64)
+    return pl.DataFrame(out).cast(casts)
+
+
+def doubtful() -> Any:
+    """One block of four warps with a nested range, instants, a torn span in warp 2 and a loss in warp 3."""
+    trace = rmsnorm(blocks=1, sms=1, warps=4, resident=1)
+    rows = [*SITES, ("inner", "range"), ("tick", "mark")]
+    spans = trace.spans.with_columns(
+        flags=pl.when((pl.col("warp") == 2) & (pl.col("site") == 6)).then(2).otherwise(pl.col("flags")).cast(pl.UInt16)
+    ).filter((pl.col("warp") != 2) | (pl.col("site") <= 6))
+    spans = spans.filter((pl.col("warp") != 3) | ~pl.col("site").is_between(1, 5)).with_columns(
+        flags=pl.when((pl.col("warp") == 3) & (pl.col("site") == 6)).then(4).otherwise(pl.col("flags")).cast(pl.UInt16)
+    )
+    first = spans.filter((pl.col("site") == 0) & (pl.col("warp") < 2))
+    inner = first.with_columns(
+        site=pl.lit(8, pl.UInt16),
+        sequence=pl.lit(90, pl.UInt32),
+        start_cycles=pl.col("start_cycles") + 400,
+        duration_cycles=pl.lit(900, pl.Int64),
+        duration_ns=pl.lit(455, pl.Int64),
+    )
+    tick = inner.with_columns(
+        site=pl.lit(9, pl.UInt16),
+        sequence=pl.lit(91, pl.UInt32),
+        start_cycles=pl.col("start_cycles") + 300,
+        duration_cycles=pl.lit(0, pl.Int64),
+        duration_ns=pl.lit(0, pl.Int64),
+        flags=pl.lit(1, pl.UInt16),
+    )
+    problems = [
+        {"launch": 0, "block": 0, "warp": 3, "kind": "gap", "count": 5, "severity": "loss", "text": "5 records lost"},
+        {"launch": 0, "block": 0, "warp": 2, "kind": "no_end", "count": 1, "severity": "error", "text": "warp 2"},
+        {"kind": "site_never_reached", "count": 1, "severity": "note", "text": "site store_late never reached"},
+    ]
+    launches = trace.launches.with_columns(lost_events=pl.lit(5, pl.UInt64), lost_chunks=pl.lit(1, pl.UInt64))
+    all_spans = pl.concat([spans, inner, tick]).sort("warp", "sequence")
+    return replace(trace, launches=launches, spans=all_spans, sites=sites(rows), problems=problems_frame(problems))
+
+
+def renamed(trace: Any, names: list[str]) -> Any:
+    """The same trace with its sites called `names`, in order."""
+    return replace(trace, sites=trace.sites.with_columns(name=pl.Series(names)))

@@ -1,0 +1,204 @@
+"""The pictures: right files, right shapes, right words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+
+from tests.unit.render import fake
+from warplens.errors import FileError, UsageError
+from warplens.render.colors import WAITS
+from warplens.render.plot_blocks import _lanes, blocks_figure, majority_segments
+from warplens.render.plot_warps import warps_figure
+from warplens.render.plots import KINDS, drawable, plot
+
+
+def small() -> Any:
+    return fake.rmsnorm(blocks=4, sms=2, warps=3, resident=1)
+
+
+def words(figure: Figure) -> str:
+    legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return "\n".join([text.get_text() for text in figure.texts] + legends)
+
+
+def bars(figure: Figure) -> list[PolyCollection]:
+    return [c for axes in figure.axes for c in axes.collections if isinstance(c, PolyCollection)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+def test_pictures_have_the_format_of_their_suffix(tmp_path: Path, kind: str, suffix: str, begin: bytes) -> None:
+    path = plot(small(), kind, tmp_path / f"a{suffix}")
+    assert path.read_bytes().startswith(begin)
+    assert [p.name for p in tmp_path.iterdir()] == [f"a{suffix}"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_svg_is_the_same_each_time(tmp_path: Path, kind: str) -> None:
+    first, second = (plot(small(), kind, tmp_path / f"{name}.svg").read_bytes() for name in "ab")
+    assert first == second
+    assert b"<dc:date>" not in first
+
+
+def test_majority_is_the_phase_of_most_warps_at_each_moment() -> None:
+    trace = small()
+    columns = ["block", "warp", "site", "start_ns", "duration_ns"]
+    rows = [(0, 0, 0, 0, 10), (0, 0, 1, 10, 20), (0, 1, 0, 0, 25), (0, 1, 1, 25, 5), (0, 2, 1, 12, 10)]
+    spans = pl.concat([trace.spans.head(1)] * len(rows)).with_columns(
+        **{c: pl.Series(c, [r[i] for r in rows]).cast(trace.spans.schema[c]) for i, c in enumerate(columns)}
+    )
+    segments = majority_segments(replace(trace, spans=spans), 0)
+    # 0-10: both in site 0; 10-12: one each, the lower number wins; 12-22: two of three in site 1; 22-25: one each
+    assert np.stack([segments["site"], segments["begin_ns"], segments["end_ns"]], 1).tolist() == [
+        [0, 0, 12],
+        [1, 12, 22],
+        [0, 22, 25],
+        [1, 25, 30],
+    ]
+
+
+def test_majority_is_the_same_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = fake.rmsnorm(blocks=30, sms=4, warps=4, resident=2)
+    whole = majority_segments(trace, 0)
+    monkeypatch.setattr("warplens.render.plot_blocks._MAX_CELLS", 300)
+    batched = majority_segments(trace, 0)
+    assert all((whole[key] == batched[key]).all() for key in whole)
+    assert len(whole["block"]) >= 30 * 4
+
+
+def test_blocks_of_one_sm_share_a_lane_only_when_they_do_not_overlap() -> None:
+    lane, lanes, ticks = _lanes(np.array([5, 5, 9, 5]), np.array([0, 3, 4, 10]), np.array([10, 20, 8, 12]))
+    assert lane.tolist() == [0, 1, 2, 0]
+    assert lanes == 3
+    assert ticks == [(1.0, "5"), (2.5, "9")]
+
+
+def test_titles_name_kernel_device_shape_and_uncertainty() -> None:
+    for figure in (blocks_figure(small(), None), warps_figure(small(), None, None)):
+        text = words(figure)
+        for expected in ("rmsnorm_fwd<true> on NVIDIA H200", "grid 4", "96 threads a block", "within 38 ns"):
+            assert expected in text
+
+
+def test_waves_are_counted_and_marked() -> None:
+    text = words(blocks_figure(small(), None))
+    assert "4 blocks in 2 waves" in text
+    assert "later wave begins" in text
+    assert "later wave" not in words(blocks_figure(fake.doubtful(), None))
+
+
+def test_long_launches_are_drawn_in_us_and_short_ones_in_ns() -> None:
+    trace = small()
+    assert blocks_figure(trace, None).axes[1].get_xlabel().endswith("(ns)")
+    late = trace.blocks.with_columns(end_ns=pl.col("end_ns") + 50_000)
+    assert blocks_figure(replace(trace, blocks=late), None).axes[1].get_xlabel().endswith("(us)")
+
+
+def test_a_row_a_warp_and_a_box_a_span_with_waits_hatched() -> None:
+    trace = small()
+    figure = warps_figure(trace, None, 1)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["w0", "w1", "w2"]
+    spans = trace.spans.filter(pl.col("block") == 1)
+    assert sum(len(c.get_paths()) for c in bars(figure)) == spans.height
+    grey = [c for c in bars(figure) if c.get_hatch()]
+    assert len(grey) == spans.filter(pl.col("site").is_in([3, 5]))["site"].n_unique()
+    assert len(WAITS) >= len(grey)
+
+
+def test_both_rulers_are_those_of_the_spans_table() -> None:
+    trace = small()
+    figure = warps_figure(trace, None, 1)
+    figure.draw_without_rendering()
+    spans = trace.spans.filter(pl.col("block") == 1)
+    cycles = (spans["start_cycles"] + spans["duration_cycles"]).max() - spans["start_cycles"].min()
+    ns = (spans["start_ns"] + spans["duration_ns"]).max() - spans["start_ns"].min()
+    below, above = figure.axes[0].get_xlim(), figure.axes[0].child_axes[0].get_xlim()
+    assert above[1] / below[1] == pytest.approx(ns / cycles)
+    assert below[0] == 0
+
+
+def test_doubt_is_drawn_and_explained() -> None:
+    text = words(warps_figure(fake.doubtful(), None, None))
+    assert "end not seen" in text
+    assert "events lost before" in text
+    assert "2 instants" in text
+    assert "end not seen" not in words(warps_figure(small(), None, None))
+
+
+def test_a_torn_span_has_more_corners_than_a_box_and_reaches_beyond_its_last_event() -> None:
+    trace = fake.doubtful()
+    figure = warps_figure(trace, None, None)
+    torn = trace.spans.filter(pl.col("flags") == 2)
+    end = torn["start_cycles"][0] + torn["duration_cycles"][0] - trace.spans["start_cycles"].min()
+    corners = [np.asarray(path.vertices) for c in bars(figure) for path in c.get_paths()]
+    shapes = [shape for shape in corners if len(shape) > 5]
+    assert len(shapes) == 1
+    assert shapes[0][:, 0].max() > end
+
+
+def test_ranges_lie_above_the_phases_they_cross() -> None:
+    trace = fake.doubtful()
+    figure = warps_figure(trace, None, None)
+    heights: list[tuple[float, float]] = []
+    for collection in bars(figure):
+        corners = np.concatenate([np.asarray(path.vertices) for path in collection.get_paths()])
+        first_row = corners[corners[:, 1] < 1, 1]
+        heights += [(first_row.min(), first_row.max())] if len(first_row) else []
+    *phases, inner = heights
+    assert all(inner[1] <= top for top, _ in phases)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("$x^2$", "$x^2$"), ("\x1b[2J", "\\x1b[2J"), ("名", "\\u{540d}"), ("a" * 90, "a" * 59 + "…"), ("µs é", "µs é")],
+)
+def test_names_are_drawn_as_text_with_what_the_font_lacks_escaped(name: str, shown: str) -> None:
+    assert drawable(name) == shown
+
+
+def test_hostile_names_reach_the_legend_whole(tmp_path: Path) -> None:
+    names = ["$x^2$", "_hidden", "\x1b[31m", "\u202egnp", "名前", "&<>\"'", "\\frac", "{%"]
+    trace = fake.renamed(small(), names)
+    text = words(warps_figure(trace, None, None))
+    for shown in ("$x^2$", "_hidden", "\\x1b[31m", "\\u202egnp", "\\u{540d}", "&<>\"'", "\\frac", "{%"):
+        assert shown in text
+    assert plot(trace, "warps", tmp_path / "a.png").stat().st_size > 0
+
+
+def test_many_sites_keep_the_legend_to_the_largest() -> None:
+    trace = small()
+    count = 30
+    spans = pl.concat(
+        [trace.spans.head(1).with_columns(site=pl.lit(i, pl.UInt16), duration_ns=pl.lit(i + 1)) for i in range(count)]
+    )
+    sites = fake.sites([(f"site {i}", "phase") for i in range(count)])
+    many = replace(trace, spans=spans.select(trace.spans.columns), sites=sites)
+    for figure in (blocks_figure(many, None), warps_figure(many, None, None)):
+        assert len(re.findall(r"site \d+", words(figure))) <= 24
+
+
+def test_wrong_requests_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for kind, name, options, message in (
+        ("flames", "a.png", {}, "no picture 'flames': there are blocks and warps"),
+        ("warps", "a.pdf", {}, r"must end in \.png or \.svg"),
+        ("blocks", "a.png", {"block": 1}, "takes no block"),
+        ("warps", "a.png", {"launch": 3}, "no launch 3"),
+        ("warps", "a.png", {"block": 44}, "block 44 of launch 0 was not recorded"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            plot(small(), kind, tmp_path / name, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_missing_is_a_file_error(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="No such file or directory"):
+        plot(small(), "warps", tmp_path / "missing" / "a.png")

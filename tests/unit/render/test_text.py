@@ -1,0 +1,252 @@
+"""The summary: trust first, then phases; numbers checked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from rich.console import Console, RenderableType
+
+from tests.unit.render import fake
+from warplens.errors import UsageError
+from warplens.render.phases import launch_groups, phase_table, place_table
+from warplens.render.text import BY, summary, summary_facts
+from warplens.render.timeline import cycle_ruler, nice_step, show
+
+GOLDEN = Path(__file__).parent / "golden"
+HOSTILE = ["\x1b[31mred", "a\nb", "[bold red]x[/]", "\u202egnp", ":smile:", "_hidden", "$x^2$", "名前"]
+
+
+def printed(renderable: RenderableType, *, width: int = 110, color: bool = False) -> str:
+    console = Console(width=width, markup=False, emoji=False, highlight=False, force_terminal=color, _environ={})
+    if color:
+        console = Console(width=width, force_terminal=True, color_system="truecolor", _environ={})
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def small() -> Any:
+    return fake.rmsnorm(blocks=4, sms=2, warps=3, resident=1)
+
+
+def two_warps() -> Any:
+    """One block, warps of 100 and 60 cycles in `a`; warp 0 then spends 100 in `b`: the block lasts 200."""
+    trace = fake.rmsnorm(blocks=1, sms=1, warps=2, resident=1)
+    rows = [(0, 0, 0, 1000, 100, 0), (0, 1, 1, 1100, 100, 0), (1, 0, 0, 1000, 60, 0)]
+    spans = pl.concat([trace.spans.head(1)] * 3).with_columns(
+        **{
+            name: pl.Series(name, [row[i] for row in rows]).cast(trace.spans.schema[name])
+            for i, name in enumerate(["warp", "site", "sequence", "start_cycles", "duration_cycles", "flags"])
+        }
+    )
+    return replace(trace, spans=spans, sites=fake.sites([("a", "phase"), ("b", "phase")]))
+
+
+@pytest.mark.parametrize("name", ["summary", "show"])
+def test_output_is_that_of_the_golden_file(name: str) -> None:
+    text = printed(summary(small()) if name == "summary" else show(small()))
+    assert text == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_share_is_time_over_block_time_of_the_rows_warps() -> None:
+    trace = two_warps()
+    (group,) = launch_groups(trace)
+    table = phase_table(trace, group, by_role=False)
+    assert table.select("name", "warps", "share").rows() == [
+        ("a", "all", (100 + 60) / (2 * 200)),
+        ("a", "w0", 100 / 200),
+        ("a", "w1", 60 / 200),
+        ("b", "w0", 100 / 200),  # warp 1 never comes here: only warp 0's time counts
+    ]
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    trace = two_warps()
+    (group,) = launch_groups(trace)
+    row = phase_table(trace, group, by_role=False).row(0, named=True)
+    assert (row["mean_cycles"], row["p50_cycles"], row["p99_cycles"]) == (80.0, 100, 100)
+
+
+def test_cut_spans_count_in_share_and_not_in_percentiles() -> None:
+    trace = two_warps()
+    spans = trace.spans.with_columns(flags=pl.Series([2, 0, 0], dtype=pl.UInt16))
+    trace = replace(trace, spans=spans)
+    (group,) = launch_groups(trace)
+    row = phase_table(trace, group, by_role=False).row(0, named=True)
+    assert (row["count"], row["cut"], row["p99_cycles"]) == (2, 1, 60)
+    assert row["share"] == pytest.approx(160 / 400)
+
+
+def test_roles_are_warps_that_visit_the_same_sites() -> None:
+    (group,) = launch_groups(fake.rmsnorm(blocks=6, sms=2, warps=5, resident=1))
+    assert group.role_names == ["w0", "w1-4"]
+
+
+def test_a_warp_that_takes_far_longer_in_a_site_is_a_role_of_its_own() -> None:
+    trace = fake.rmsnorm(blocks=10, sms=2, warps=5, resident=1)
+    alike = trace.spans.filter(pl.col("site").is_in([0, 4]) & (pl.col("warp") != 0))
+    passing = alike.filter(pl.col("site") == 0).with_columns(
+        site=pl.lit(4, pl.UInt16), duration_cycles=pl.lit(6, pl.Int64)
+    )
+    (group,) = launch_groups(replace(trace, spans=pl.concat([trace.spans, passing])))
+    assert group.role_names == ["w0", "w1-4"]
+
+
+def test_warps_that_differ_by_noise_are_one_role() -> None:
+    trace = fake.rmsnorm(blocks=10, sms=2, warps=5, resident=1)
+    (group,) = launch_groups(replace(trace, spans=trace.spans.filter(~pl.col("site").is_in([3, 4, 5]))))
+    assert group.roles == {}
+
+
+def test_launches_of_one_shape_share_a_table_and_one_can_be_chosen() -> None:
+    trace = fake.rmsnorm(blocks=4, sms=2, warps=2, resident=1, launches=3)
+    (pooled,) = summary_facts(trace)["groups"]
+    (one,) = summary_facts(trace, launch=1)["groups"]
+    assert pooled["launches"] == [0, 1, 2]
+    assert one["launches"] == [1]
+    assert pooled["rows"][0]["count"] == 3 * one["rows"][0]["count"]
+
+
+def test_places_are_slowest_first_and_name_where_the_time_went() -> None:
+    trace = small()
+    (group,) = launch_groups(trace)
+    table = place_table(trace, group, "block")
+    assert table["time_ns"].is_sorted(descending=True)
+    assert table["top"][0][0]["name"] == "load_sumsq"
+    assert place_table(trace, group, "sm")["blocks"].sum() == 4
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_every_table_keeps_within_the_window(by: Any, width: int) -> None:
+    text = printed(summary(fake.doubtful(), by=by), width=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_all_is_well_takes_one_line_and_what_is_bad_stands_first() -> None:
+    assert "BAD" not in printed(summary(small()))
+    lines = printed(summary(fake.doubtful())).splitlines()
+    assert lines[0] == "TRUST"
+    assert [line.split()[1] for line in lines if line.startswith("BAD")] == ["losses", "ends", "gap"]
+    assert "5 events lost" in lines[1]
+
+
+def test_loss_doubt_and_silence_are_said_in_words() -> None:
+    text = printed(summary(fake.doubtful()), width=200)
+    assert "1 warp has no end" in text
+    assert "site store_late never reached" in text
+    assert "3+1" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"clock_state": None}, "clocks, power and throttling not measured"),
+        ({"globaltimer_step_ns": None}, "globaltimer step not measured"),
+        ({"complete": False}, "BAD  file"),
+        ({"device": {"mig": True, "multi_process": False}}, "MIG on"),
+    ],
+)
+def test_what_was_not_measured_or_is_shared_is_said(changes: dict[str, Any], expected: str) -> None:
+    assert expected in printed(summary(replace(small(), manifest=fake.manifest(**changes))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"clean_ns": None, "not_measured": "no clean build"}, "not measured: no clean build"),
+        ({"traced_ns": [20_000.0]}, "too disturbed to be believed"),
+        ({"traced_ns": [7000.0]}, "faster with marks"),
+        ({"traced": {"registers": 40, "shared_bytes": 84, "local_bytes": 0, "resident_blocks": 2}}, "3 -> 2"),
+        ({"traced": {"registers": 32, "shared_bytes": 84, "local_bytes": 8, "resident_blocks": 3}}, "build spills"),
+        ({"traced": None}, "not known"),
+        ({"mark_cost_cycles": None}, "mark cost"),
+    ],
+)
+def test_a_disturbed_kernel_is_told(changes: dict[str, Any], expected: str) -> None:
+    manifest = fake.manifest()
+    manifest["kernels"] = [manifest["kernels"][0] | changes]
+    assert expected in printed(summary(replace(small(), manifest=manifest)), width=160)
+
+
+def test_throttling_stands_out() -> None:
+    manifest = fake.manifest()
+    manifest["clock_state"]["after"] = manifest["clock_state"]["after"] | {"throttle_reasons": ["hw_thermal"]}
+    assert "throttled: hw_thermal" in printed(summary(replace(small(), manifest=manifest)), width=160)
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_hostile_names_are_printed_as_text(color: bool) -> None:
+    trace = fake.renamed(fake.rmsnorm(blocks=4, sms=2, warps=2, resident=1), HOSTILE)
+    trace = replace(trace, note="\x1b]0;title\x07", launches=trace.launches.with_columns(kernel=pl.lit("k\x1b[2J")))
+    text = printed(summary(trace), color=color) + printed(show(trace), color=color)
+    for shown in ("\\x1b[31mred", "a\\nb", "[bold red]x[/]", "\\u202egnp", ":smile:", "\\x1b]0;title", "k\\x1b[2J"):
+        assert shown in text
+    assert "\u202e" not in text
+    assert "\x07" not in text
+    assert color or "\x1b" not in text
+
+
+def test_facts_hold_no_control_characters() -> None:
+    trace = fake.renamed(fake.rmsnorm(blocks=4, sms=2, warps=2, resident=1), HOSTILE)
+    names = [row["name"] for group in summary_facts(trace)["groups"] for row in group["rows"]]
+    assert "\\x1b[31mred" in names
+
+
+def test_an_unknown_launch_block_or_row_says_what_there_is() -> None:
+    trace = small()
+    with pytest.raises(UsageError, match="no launch 7: it has 0"):
+        summary(trace, launch=7)
+    with pytest.raises(UsageError, match="block 99 of launch 0 was not recorded: there are 0-3"):
+        show(trace, block=99)
+    with pytest.raises(UsageError, match="expected one of site"):
+        summary(trace, by="thread")  # type: ignore[arg-type]
+
+
+def test_a_trace_without_launches_has_a_summary_and_no_timeline() -> None:
+    trace = small()
+    empty = replace(trace, launches=trace.launches.clear(), spans=trace.spans.clear(), blocks=trace.blocks.clear())
+    assert printed(summary(empty)).startswith("TRUST")
+    with pytest.raises(UsageError, match="nothing was recorded"):
+        show(empty)
+
+
+def test_the_timeline_shows_the_first_block_of_the_second_wave() -> None:
+    assert "wave 2" in printed(show(small())).splitlines()[0]
+    assert "wave 1" in printed(show(fake.doubtful())).splitlines()[0]
+
+
+def test_every_cell_is_the_site_with_most_of_it() -> None:
+    lines = printed(show(two_warps(), width=43), width=43).splitlines()
+    assert "w0 " + "a" * 20 + "b" * 20 in lines
+    assert "w1 " + "a" * 12 + "·" * 28 in lines
+
+
+def test_instants_torn_ends_and_losses_are_marked() -> None:
+    lines = printed(show(fake.doubtful()), width=100).splitlines()
+    rows = {line[:2]: line for line in lines if line[:1] == "w"}
+    assert "|" in rows["w0"]
+    assert "~" in rows["w2"]
+    assert "!" in rows["w3"]
+    assert "~ end not seen" in " ".join(lines)
+
+
+def test_colour_adds_to_the_letters_and_replaces_none() -> None:
+    colored = printed(show(small()), color=True)
+    plain = printed(show(small()))
+    assert "\x1b[" in colored
+    assert plain.count("l") == sum(part.count("l") for part in colored.split("\x1b"))
+
+
+@pytest.mark.parametrize(("length", "wanted", "step"), [(100, 10, 10), (101, 10, 20), (3500, 8, 500), (3, 10, 1)])
+def test_ruler_steps_are_round(length: int, wanted: int, step: int) -> None:
+    assert nice_step(length, wanted) == step
+
+
+def test_ruler_ticks_stand_where_their_labels_begin() -> None:
+    labels, ticks = cycle_ruler(1000, 50)
+    assert ticks.index("┬", 1) == labels.index("500")

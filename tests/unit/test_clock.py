@@ -1,0 +1,212 @@
+"""Lines from pairs: right for SMs of different rates, steps, spans and offsets; honest where pairs say nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.synthesis import Clock, calibration
+from warplens import clock
+from warplens.clock import ClockMap
+
+ZERO_NS = 1_795_000_000_000_000_000
+SMS = 24
+
+
+def make_clocks(seed: int, *, step_ns: int = 32) -> list[Clock]:
+    """Offsets of +-7e6 cycles and rates that differ by 4.5e-5, as SMs of one H200 do."""
+    rng = np.random.default_rng(seed)
+    offsets = 5_000_000_000_000 + rng.integers(-7_000_000, 7_000_000, SMS)
+    rates = 1.98 * (1 - 4.5e-5 * rng.random(SMS))
+    return [Clock(int(o), float(r), step_ns=step_ns) for o, r in zip(offsets, rates, strict=True)]
+
+
+def pairs_of(clocks: list[Clock], *, begin_ns: int, span_ns: int, each: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Pairs at random times of a launch: (sm, globaltimer_ns, clock_cycles)."""
+    rng = np.random.default_rng(seed)
+    sm = np.repeat(np.arange(len(clocks)), each)
+    cycles = np.array(
+        [clocks[s].cycles(t) for s, t in zip(sm, begin_ns + rng.integers(0, span_ns + 1, len(sm)), strict=True)]
+    )
+    ns = np.array([clocks[s].globaltimer(int(c)) for s, c in zip(sm, cycles, strict=True)])
+    return sm, ns, cycles
+
+
+def both_calibrations(clocks: list[Clock], after_ns: int) -> list[dict[str, Any]]:
+    return [calibration(clocks, "before", 0), calibration(clocks, "after", after_ns)]
+
+
+def worst_error_ns(fitted: ClockMap, clocks: list[Clock], begin_ns: int, span_ns: int) -> float:
+    """Largest error over all SMs at the begin, the middle and the end of a launch."""
+    worst = 0
+    for sm, own in enumerate(clocks):
+        for t_ns in (begin_ns, begin_ns + span_ns // 2, begin_ns + span_ns):
+            cycles = own.cycles(t_ns)
+            true_ns = ZERO_NS + int((cycles - own.offset_cycles) / own.cycles_per_ns)
+            worst = max(worst, abs(int(fitted.to_ns(sm, np.int64(cycles))) - true_ns))
+    return worst
+
+
+@pytest.mark.parametrize("step_ns", [32, 1000])
+@pytest.mark.parametrize("span_ns", [10_000, 1_000_000, 100_000_000, 60_000_000_000])
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_times_are_right_within_the_uncertainty_that_is_stated(step_ns: int, span_ns: int, calibrated: bool) -> None:
+    clocks = make_clocks(1, step_ns=step_ns)
+    begin_ns = 2_000_000
+    pairs = both_calibrations(clocks, begin_ns + span_ns + 2_000_000) if calibrated else []
+    sm, ns, cycles = pairs_of(clocks, begin_ns=begin_ns, span_ns=span_ns, each=40)
+    fitted = clock.fit(sm, ns, cycles, step_ns=step_ns, calibration=pairs)
+    assert worst_error_ns(fitted, clocks, begin_ns, span_ns) <= fitted.uncertainty_ns + 1
+    assert not fitted.problems
+    if calibrated:
+        assert fitted.uncertainty_ns <= 25  # edges of globaltimer beat its step
+    elif span_ns >= 1_000_000:
+        assert fitted.uncertainty_ns <= step_ns
+
+
+def test_rates_that_differ_between_sms_are_found_to_a_millionth() -> None:
+    clocks = make_clocks(2)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=50_000, each=10)
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=both_calibrations(clocks, 30_000_000))
+    found = fitted.cycles_per_ns(np.arange(SMS))
+    assert np.abs(found / [c.cycles_per_ns for c in clocks] - 1).max() < 1e-6
+
+
+def test_one_pair_an_sm_is_enough_with_a_calibration() -> None:
+    clocks = make_clocks(3)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=20_000, each=1)
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=both_calibrations(clocks, 30_000_000))
+    assert worst_error_ns(fitted, clocks, 1_000_000, 20_000) <= fitted.uncertainty_ns + 1 <= 25
+
+
+def test_a_calibration_before_only_gives_the_rate_over_the_way_to_the_launch() -> None:
+    clocks = make_clocks(4)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=5_000_000, span_ns=20_000, each=4)
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=both_calibrations(clocks, 0)[:1])
+    assert worst_error_ns(fitted, clocks, 5_000_000, 20_000) <= fitted.uncertainty_ns + 1 <= 40
+
+
+def test_an_sm_with_one_pair_takes_its_rate_from_the_others() -> None:
+    clocks = make_clocks(5)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=10_000_000, each=20)
+    keep = (sm != 7) | (np.arange(len(sm)) == 7 * 20)
+    fitted = clock.fit(sm[keep], ns[keep], cycles[keep], step_ns=32)
+    assert not fitted.problems
+    assert abs(float(fitted.cycles_per_ns(7)) / 1.98 - 1) < 1e-4
+
+
+def test_without_two_pairs_on_any_sm_the_rate_is_said_to_be_unknown() -> None:
+    clocks = make_clocks(6)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=10_000, each=1)
+    plain = clock.fit(sm, ns, cycles, step_ns=32)
+    assert [p.kind for p in plain.problems] == ["rate_unknown"]
+    assert float(plain.cycles_per_ns()) == 1.0
+    told = clock.fit(sm, ns, cycles, step_ns=32, nominal_cycles_per_ns=1.755)
+    assert [p.kind for p in told.problems] == ["rate_unknown"]
+    assert float(told.cycles_per_ns()) == pytest.approx(1.755)
+
+
+def test_an_sm_without_a_pair_is_told() -> None:
+    clocks = make_clocks(7)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=1_000_000, each=5)
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, wanted_sms=[0, 1, SMS + 3])
+    assert [(p.kind, p.count, p.severity) for p in fitted.problems] == [("no_clock_pair", 1, "error")]
+    assert not fitted.known[SMS + 3]
+    fitted.to_ns(SMS + 3, cycles[0])
+
+
+def test_no_pairs_at_all_is_told_and_still_gives_a_map() -> None:
+    fitted = clock.fit([], [], [], step_ns=None, wanted_sms=[2])
+    assert [p.kind for p in fitted.problems] == ["rate_unknown", "no_clock_pair"]
+    assert int(fitted.to_ns(2, 1234)) == 1234
+    assert fitted.uncertainty_ns == float("inf")
+
+
+@pytest.mark.parametrize("absurd_ns", [0, -5, 2**63 - 1, ZERO_NS + 40_000_000_000, 1234])
+def test_absurd_pairs_are_left_out_and_counted(absurd_ns: int) -> None:
+    clocks = make_clocks(8)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=1_000_000, each=12)
+    ns[5] = absurd_ns
+    fitted = clock.fit(sm, ns, cycles, step_ns=32)
+    assert [(p.kind, p.count) for p in fitted.problems] == [("clock_disagrees", 1)]
+    assert worst_error_ns(fitted, clocks, 1_000_000, 1_000_000) <= fitted.uncertainty_ns + 1 <= 32
+
+
+def test_an_absurd_clock_value_is_left_out() -> None:
+    clocks = make_clocks(9)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=1_000_000, each=12)
+    cycles[3], cycles[40] = 17, 2**62
+    fitted = clock.fit(sm, ns, cycles, step_ns=32)
+    assert [(p.kind, p.count) for p in fitted.problems] == [("clock_disagrees", 2)]
+    assert worst_error_ns(fitted, clocks, 1_000_000, 1_000_000) <= fitted.uncertainty_ns + 1 <= 32
+
+
+def test_a_calibration_at_another_clock_rate_is_not_believed() -> None:
+    idle = [Clock(c.offset_cycles, c.cycles_per_ns * 0.6) for c in make_clocks(10)]
+    clocks = [Clock(i.offset_cycles - 50_000_000, i.cycles_per_ns / 0.6) for i in idle]
+    sm, ns, cycles = pairs_of(clocks, begin_ns=40_000_000, span_ns=1_000_000, each=20)
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=both_calibrations(idle, 1_000_000))
+    assert {p.kind for p in fitted.problems} == {"clock_disagrees"}
+    assert worst_error_ns(fitted, clocks, 40_000_000, 1_000_000) <= fitted.uncertainty_ns + 1 <= 40
+
+
+def test_a_clock_that_changes_during_the_launch_is_told_and_widens_the_uncertainty() -> None:
+    sm, ns, cycles = pairs_of([Clock()], begin_ns=0, span_ns=1_000_000, each=40)
+    cycles += np.maximum(0, ns - ZERO_NS - 500_000) // 10  # 10 % faster in the second half
+    fitted = clock.fit(sm, ns, cycles, step_ns=32)
+    assert fitted.problems
+    assert fitted.uncertainty_ns > 1000
+
+
+@pytest.mark.parametrize("base", [2**63 - 1000, 2**63 - 10**9, 2**63 + 10**6, 2**64 - 10**9])
+def test_clock_values_round_two_to_the_63_give_exact_differences(base: int) -> None:
+    own = Clock(offset_cycles=0, cycles_per_ns=2.0)
+    sm, ns, cycles = pairs_of([own], begin_ns=0, span_ns=1_000_000, each=20)
+    shifted = (cycles.astype(np.uint64) + np.uint64(base)).astype(np.uint64)
+    plain = clock.fit(sm, ns, cycles, step_ns=32)
+    high = clock.fit(sm, ns, shifted, step_ns=32)
+    assert np.array_equal(plain.to_ns(sm, cycles), high.to_ns(sm, shifted))
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="differ in length"):
+        clock.fit([0], [1, 2], [3], step_ns=32)
+
+
+def test_begins_are_found_from_the_low_word_of_globaltimer_also_after_a_minute() -> None:
+    own = Clock(offset_cycles=123, cycles_per_ns=1.98)
+    for lasted_ns in (0, 1000, 4_000_000_000, 5_000_000_000, 60_000_000_000):
+        begin, end = own.cycles(10_000), own.cycles(10_000 + lasted_ns)
+        low, end_ns = own.globaltimer(begin) & 0xFFFFFFFF, own.globaltimer(end)
+        least = np.array([end - begin])
+        rough = 0.51  # wrong by 1 %
+        begin_ns, near = clock.begins(np.array([end_ns]), np.array([end]), np.array([low]), least, rough)
+        assert begin_ns.tolist() == [own.globaltimer(begin)]
+        assert abs(int(near[0]) - begin) <= 0.011 * (end - begin) + 100
+
+
+def test_a_rough_rate_is_found_from_few_pairs_or_named() -> None:
+    clocks = make_clocks(13)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=0, span_ns=20_000, each=2)
+    assert clock.rough_ns_per_cycle(sm, ns, cycles) == pytest.approx(1 / 1.98, rel=0.01)
+    assert clock.rough_ns_per_cycle([], [], [], nominal_cycles_per_ns=1.5) == pytest.approx(1 / 1.5)
+    assert clock.rough_ns_per_cycle(sm[:1], ns[:1], cycles[:1]) == 0.5
+    both = both_calibrations(clocks, 10_000_000)
+    assert clock.rough_ns_per_cycle([], [], [], calibration=both) == pytest.approx(1 / 1.98, rel=1e-4)
+
+
+def test_an_end_read_late_does_not_move_the_line() -> None:
+    clocks = make_clocks(12)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=100_000, each=20)
+    late = np.arange(len(sm)) % 2 * 200
+    fitted = clock.fit(
+        sm, ns + late // 32 * 32, cycles, step_ns=32, late_ns=late, calibration=both_calibrations(clocks, 10**7)
+    )
+    assert worst_error_ns(fitted, clocks, 1_000_000, 100_000) <= fitted.uncertainty_ns + 1 <= 20
+
+
+def test_integers_of_any_size_are_taken_modulo_two_to_the_64() -> None:
+    assert clock.int64([2**64 - 1, -1, 2**63, 5]).tolist() == [-1, -1, -(2**63), 5]
+    assert clock.int64([]).tolist() == []

@@ -1,0 +1,137 @@
+"""A trace: the same tables from records and from a file, and what its methods promise."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.synthesis import FakeRecording, fake_recording, nested_recording
+from warplens.errors import FormatError, UsageError
+from warplens.trace import TABLES, Trace
+from warplens.trace import open as open_trace
+from warplens.trace.tables import CLOCKS, STORED_SPANS
+
+
+def with_losses() -> FakeRecording:
+    recording = fake_recording(blocks=8, warps=3, phases=30, sms=3)
+    (name,) = recording.records
+    recording.records[name] = np.delete(recording.records[name], [0, 7, 20], axis=0)
+    recording.manifest["launches"][0]["lost_events"] = 31
+    return recording
+
+
+@pytest.mark.parametrize(
+    "recording",
+    [
+        fake_recording(blocks=8, warps=3, launches=3, sms=3),
+        nested_recording(blocks=6),
+        with_losses(),
+        fake_recording(blocks=5, warps=2, calibrated=False, step_ns=1000),
+    ],
+    ids=["phases", "nested", "losses", "coarse"],
+)
+def test_tables_come_back_from_a_file_exactly(tmp_path: Path, recording: FakeRecording) -> None:
+    trace = Trace.from_recording(recording)
+    trace.save(tmp_path / "tables.wlens")
+    trace.save(tmp_path / "records.wlens", records=True, tables=False)
+    for name in ("tables.wlens", "records.wlens"):
+        back = open_trace(tmp_path / name)
+        for table in TABLES:
+            assert getattr(back, table).equals(getattr(trace, table)), table
+            assert getattr(back, table).schema == getattr(trace, table).schema
+        assert back.origin_ns == trace.origin_ns
+    twice = tmp_path / "twice.wlens"
+    open_trace(tmp_path / "tables.wlens").save(twice)
+    assert twice.read_bytes() == (tmp_path / "tables.wlens").read_bytes()
+
+
+def test_tables_have_the_columns_and_dtypes_that_are_documented() -> None:
+    for recording in (fake_recording(), nested_recording(), fake_recording(launches=0)):
+        trace = Trace.from_recording(recording)
+        for table, columns in TABLES.items():
+            frame: pl.DataFrame = getattr(trace, table)
+            assert {k: str(v) for k, v in frame.schema.items()} == {k: c.dtype for k, c in columns.items()}
+            for name, column in columns.items():
+                assert column.nullable or frame[name].null_count() == 0, (table, name)
+
+
+def test_parquet_in_the_file_holds_absolute_times(tmp_path: Path) -> None:
+    trace = Trace.from_recording(fake_recording(blocks=8, warps=3))
+    trace.save(tmp_path / "a.wlens")
+    with zipfile.ZipFile(tmp_path / "a.wlens") as archive:
+        archive.extractall(tmp_path)
+    stored = pl.read_parquet(tmp_path / "tables" / "spans.parquet")
+    assert stored.columns == list(STORED_SPANS)
+    assert stored["start_ns"].equals(trace.spans["start_ns"])
+    assert pl.read_parquet(tmp_path / "tables" / "clocks.parquet").columns == list(CLOCKS)
+
+
+def test_spans_stand_in_the_order_launch_block_warp_sequence() -> None:
+    spans = Trace.from_recording(fake_recording(blocks=8, warps=3, phases=40, launches=2)).spans
+    keys = ["launch", "block", "warp", "sequence"]
+    assert spans.select(keys).equals(spans.select(keys).sort(keys))
+
+
+def test_sql_runs_over_the_five_tables_and_a_wrong_query_is_a_usage_error() -> None:
+    trace = Trace.from_recording(fake_recording(blocks=5, warps=2))
+    query = "select s.name, count(*) as n from spans p join sites s on p.site = s.site group by s.name order by s.name"
+    assert set(trace.sql(query)["n"].to_list()) == {10}
+    with pytest.raises(UsageError, match="the tables are launches, blocks, spans, sites, problems"):
+        trace.sql("select nothing from nowhere")
+    with pytest.raises(UsageError):
+        trace.sql("selekt")
+
+
+def test_records_cannot_be_saved_from_a_file_without_them(tmp_path: Path) -> None:
+    trace = Trace.from_recording(fake_recording(blocks=2, warps=1))
+    trace.save(tmp_path / "a.wlens")
+    with pytest.raises(UsageError, match="holds no records"):
+        open_trace(tmp_path / "a.wlens").save(tmp_path / "b.wlens", records=True)
+    with pytest.raises(UsageError, match="nothing to save"):
+        trace.save(tmp_path / "b.wlens", tables=False)
+    assert not (tmp_path / "b.wlens").exists()
+
+
+def test_note_and_sources_are_shown() -> None:
+    recording = fake_recording(blocks=2, warps=1)
+    recording.manifest["note"] = "M=4096"
+    trace = Trace.from_recording(recording)
+    assert trace.note == "M=4096"
+    assert dict(trace.sources) == {"rmsnorm.cu": "// source\n"}
+
+
+def test_site_names_in_any_utf8_survive(tmp_path: Path) -> None:
+    recording = fake_recording(blocks=2, warps=1)
+    names = ["名前", "a\tb\n", "🚀", "\x1b[31m", "", "é", "x" * 5000, "'; drop table spans"]
+    for site, name in zip(recording.manifest["site_sets"][0]["sites"], names, strict=True):
+        site["name"] = name
+    Trace.from_recording(recording).save(tmp_path / "a.wlens")
+    assert open_trace(tmp_path / "a.wlens").sites["name"].to_list() == names
+
+
+def test_a_recording_with_a_wrong_manifest_is_refused() -> None:
+    recording = fake_recording(blocks=2, warps=1)
+    recording.manifest["launches"][0]["grid"] = [0, 1, 1]
+    with pytest.raises(FormatError, match=r"launches\[0\]\.grid\[0\]"):
+        Trace.from_recording(recording)
+
+
+def test_a_launch_that_recorded_nothing_has_null_times(tmp_path: Path) -> None:
+    recording = fake_recording(blocks=2, warps=1)
+    recording.manifest["launches"].append({**recording.manifest["launches"][0], "grid_id": 99})
+    trace = Trace.from_recording(recording)
+    assert trace.launches["start_ns"].to_list() == [0, None]
+    assert trace.launches["events"].to_list() == [16, 0]
+    trace.save(tmp_path / "a.wlens")
+    assert open_trace(tmp_path / "a.wlens").launches.equals(trace.launches)
+
+
+def test_a_large_launch_takes_at_most_two_and_a_half_bytes_an_event(tmp_path: Path) -> None:
+    trace = Trace.from_recording(fake_recording(blocks=432, warps=20, sms=132))
+    trace.save(tmp_path / "a.wlens")
+    events = int(trace.launches["events"].sum())
+    assert (tmp_path / "a.wlens").stat().st_size <= 2.5 * events
