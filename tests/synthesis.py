@@ -214,6 +214,26 @@ def site_set(name: str, sites: Sequence[tuple[str, str, str]]) -> dict[str, Any]
     return {"name": name, "hash": layout.sites_hash(name), "sites": rows}
 
 
+RESOURCES = {"registers": 40, "shared_bytes": 128, "local_bytes": 0, "resident_blocks": 3}
+LAUNCH = {
+    "kernel": 0,
+    "grid": [1, 1, 1],
+    "block": [32, 1, 1],
+    "cluster": [1, 1, 1],
+    "shared_bytes": 0,
+    "stream": 0,
+    "rank": 0,
+    "replay": 0,
+    "grid_id": 1,
+    "records": "records/000000.u32",
+    "lost_events": 0,
+    "lost_chunks": 0,
+    "every": 1,
+    "warp_mask": MASK32,
+    "cold_l2": True,
+}
+
+
 def manifest(
     *,
     launches: Sequence[dict[str, Any]] = (),
@@ -223,24 +243,6 @@ def manifest(
     step_ns: int = 32,
 ) -> dict[str, Any]:
     """A complete manifest of one kernel; each launch's entry updates the defaults."""
-    resources = {"registers": 40, "shared_bytes": 128, "local_bytes": 0, "resident_blocks": 3}
-    default = {
-        "kernel": 0,
-        "grid": [1, 1, 1],
-        "block": [32, 1, 1],
-        "cluster": [1, 1, 1],
-        "shared_bytes": 0,
-        "stream": 0,
-        "rank": 0,
-        "replay": 0,
-        "grid_id": 1,
-        "records": "records/000000.u32",
-        "lost_events": 0,
-        "lost_chunks": 0,
-        "every": 1,
-        "warp_mask": MASK32,
-        "cold_l2": True,
-    }
     return {
         "format": "wlens",
         "version": list(layout.FORMAT_VERSION),
@@ -268,15 +270,15 @@ def manifest(
             {
                 "name": "rmsnorm_fwd<true>",
                 "site_set": set_name,
-                "clean": resources,
-                "traced": resources,
+                "clean": RESOURCES,
+                "traced": RESOURCES,
                 "clean_ns": [9100.0, 9150.0, 9080.0],
                 "traced_ns": [9500.0, 9560.0, 9490.0],
                 "not_measured": None,
                 "mark_cost_cycles": 22.5,
             }
         ],
-        "launches": [{**default, **launch} for launch in launches],
+        "launches": [{**LAUNCH, **launch} for launch in launches],
         "calibration": [],
     }
 

@@ -57,7 +57,12 @@ def main(arguments: list[str]) -> None:
     result = {
         "benchmark": "rmsnorm_overhead",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["python", "benchmarks/rmsnorm_overhead/run.py", *arguments],
+        "command": [
+            "python",
+            "benchmarks/rmsnorm_overhead/run.py",
+            f"--rounds={options.rounds}",
+            f"-o={options.output.name}",
+        ],
         "device": device_facts(),
         "versions": versions(),
         "clocks": {"before": before, "after": nvidia_smi()},
@@ -200,13 +205,13 @@ def nvidia_smi() -> dict[str, str] | None:
 
 def print_table(sizes: list[dict[str, Any]]) -> None:
     """The short table: time a launch and ratio to clean with its interval."""
-    print(f"{'size':>14} {'variant':<12} {'us':>8} {'ratio':>7}  {'95 % interval':<16} {'regs':>4} {'blocks/SM':>9}")
+    print(f"{'size':>14} {'variant':<36} {'us':>8} {'ratio':>7}  {'95 % interval':<16} {'regs':>4} {'blocks/SM':>9}")
     for size in sizes:
         for v in size["variants"]:
             ratio = v["ratio"]
             interval = f"[{ratio['low_95']:.3f}, {ratio['high_95']:.3f}]"
             print(
-                f"{size['rows']:>7} x {size['hidden']:<4} {v['name']:<12} {v['median_ns'] / 1e3:>8.2f} "
+                f"{size['rows']:>7} x {size['hidden']:<4} {v['name']:<36} {v['median_ns'] / 1e3:>8.2f} "
                 f"{ratio['median']:>7.3f}  {interval:<16} {v['registers']:>4} {v['resident_blocks_per_sm']:>9}"
             )
 

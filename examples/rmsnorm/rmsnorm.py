@@ -26,7 +26,7 @@ EPS = 1e-6
 ALIGNMENT_BYTES = 16
 MAX_ROWS = 2**31 - 1  # largest grid
 CPP_TYPES = {"bfloat16": "__nv_bfloat16", "float16": "__half"}
-UNIT_ROUNDOFF = {"bfloat16": 2.0**-8 / 2, "float16": 2.0**-10 / 2}
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # half a unit in the last place of 1
 SMALLEST_SUBNORMAL = {"bfloat16": 2.0**-133, "float16": 2.0**-24}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from warplens.capture.compile import Compiled, compile_cubin
 
 pytestmark = pytest.mark.compile
@@ -34,6 +35,13 @@ def without_marks(source: str) -> str:
 @cache
 def marked(arch: str) -> Compiled:
     return compile_cubin(SOURCE, [name(t, on) for t in TYPES for on in (False, True)], arch=arch)
+
+
+@cache
+def limited(arch: str) -> Compiled:
+    """As `Kernel.record` builds it, to keep as many blocks resident as the clean kernel has."""
+    options = [f"--maxrregcount={MAX_TRACED_REGISTERS}", "-DWARPLENS_1D"]
+    return compile_cubin(SOURCE, [name(t, True) for t in TYPES], arch=arch, options=options)
 
 
 def name(dtype: str, traced: bool) -> str:
@@ -101,7 +109,7 @@ def test_off_is_the_machine_code_of_the_kernel_without_marks(arch: str, dtype: s
 def test_both_builds_leave_room_for_a_full_sm(arch: str, dtype: str, tmp_path: Path) -> None:
     compiled = marked(arch)
     clean = resources(compiled.cubin, compiled.names[name(dtype, False)], tmp_path)
-    traced = resources(compiled.cubin, compiled.names[name(dtype, True)], tmp_path)
+    traced = resources(limited(arch).cubin, limited(arch).names[name(dtype, True)], tmp_path)
     assert clean["REG"] <= MAX_CLEAN_REGISTERS
     assert clean["STACK"] == clean["LOCAL"] == 0
     assert traced["REG"] <= MAX_TRACED_REGISTERS
@@ -133,6 +141,18 @@ def test_each_phase_holds_its_own_memory_operations(arch: str, dtype: str, tmp_p
     arithmetic = re.compile(r"\b(?:FFMA2?|FMUL2?)\b")
     assert len(arithmetic.findall(load_sumsq)) >= 4
     assert not arithmetic.findall(rest[: rest.index("SHFL.BFLY")])
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_mark_behind_a_barrier_waits_for_what_goes_through_the_barriers_queue(arch: str, tmp_path: Path) -> None:
+    # A clock read right behind BAR.SYNC was taken 14 cycles after it on an H200, before the barrier opened.
+    compiled = limited(arch)
+    code = "\n".join(disassemble(compiled.cubin, compiled.names[name("__half", True)], tmp_path))
+    behind = [part.partition("SR_CLOCKLO")[0] for part in code.split("BAR.SYNC")[1:3]]
+    assert len(behind) == 2
+    for instructions in behind:
+        shuffle = instructions.index("SHFL.IDX")
+        assert "BRA" in instructions[shuffle:] or "@" in instructions[shuffle:]
 
 
 @pytest.fixture

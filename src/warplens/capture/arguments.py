@@ -109,12 +109,12 @@ class Arguments:
         packed: NDArray[Any]
         if pointer is not None:
             packed = np.array(pointer, np.uint64)
+        elif isinstance(value, np.generic | np.ndarray | ctypes._SimpleCData | ctypes.Structure):
+            packed = np.frombuffer(bytes(memoryview(cast("Buffer", value))), np.uint8).copy()
         elif isinstance(value, bool | int):
             packed = self._pack_integer(int(value), size, index)
         elif isinstance(value, float):
             packed = np.array(value, np.float64 if size == 8 else np.float32)
-        elif isinstance(value, np.generic | np.ndarray | ctypes._SimpleCData | ctypes.Structure):
-            packed = np.frombuffer(bytes(memoryview(cast("Buffer", value))), np.uint8).copy()
         elif value is None:
             packed = np.array(0, np.uint64)
         else:

@@ -14,12 +14,13 @@ from warplens.capture import driver
 from warplens.capture.compile import compile_cubin, get_include
 from warplens.capture.library import Library
 
-_EDGES = 8
+_EDGES = 9
+_GAP_NS = 4_000  # the pairs of one SM span 32 us, so that their rate is known to about 1e-4; before to after to 1e-5
 _PAIR = np.dtype([("globaltimer_ns", "<u8"), ("clock_cycles", "<u8"), ("sm", "<u8")])
 
 
 class Calibrator:
-    """Takes pairs on one device."""
+    """Takes pairs on one device, in a stream, right before and after a launch: an idle GPU changes its clocks."""
 
     def __init__(self, device: int, arch: str) -> None:
         source = Path(get_include(), "warplens", "calibrate.cu").read_text(encoding="utf-8")
@@ -28,20 +29,28 @@ class Calibrator:
         self._sm_count = driver.attribute(device, "MULTIPROCESSOR_COUNT")
         self._shared_bytes = driver.attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 1024
         self._function.allow_shared_bytes(self._shared_bytes)
-        self.step_ns: int | None = None
 
-    def take(self, when: str, stream: int) -> dict[str, Any]:
-        """Pairs of all SMs now; `when` is "before" or "after". Also sets `step_ns`, the globaltimer's step."""
+    def _launch(self, memory: driver.DeviceMemory, edges: int, gap_ns: int, stream: int) -> None:
+        values = np.array(memory.address, np.uint64), np.array(edges, np.uint32), np.array(gap_ns, np.uint32)
+        pointers = np.array([value.ctypes.data for value in values], np.uint64)
+        shape = (self._sm_count, 1, 1), (32, 1, 1)
+        self._function.launch(*shape, int(pointers.ctypes.data), self._shared_bytes, stream)
+
+    def begin(self, stream: int) -> driver.DeviceMemory:
+        """Take pairs of all SMs, in the stream's order; `read` gets them when the stream has come so far."""
         memory = driver.DeviceMemory(self._sm_count * _EDGES * _PAIR.itemsize)
-        table = (np.array(memory.address, np.uint64), np.array(_EDGES, np.uint32))
-        pointers = np.array([value.ctypes.data for value in table], np.uint64)
-        self._function.launch((self._sm_count, 1, 1), (32, 1, 1), int(pointers.ctypes.data), self._shared_bytes, stream)
-        pairs = driver.copy_from_device(memory.address, (self._sm_count, _EDGES), _PAIR, stream)
-        steps = np.diff(pairs["globaltimer_ns"].astype(np.int64), axis=1)
-        self.step_ns = int(np.median(steps))
-        return {
-            "when": when,
-            "sm": pairs["sm"].ravel().tolist(),
-            "globaltimer_ns": pairs["globaltimer_ns"].ravel().tolist(),
-            "clock_cycles": pairs["clock_cycles"].ravel().tolist(),
-        }
+        self._launch(memory, _EDGES, _GAP_NS, stream)
+        return memory
+
+    def read(self, memory: driver.DeviceMemory, when: str, stream: int) -> dict[str, Any]:
+        """The pairs that `begin` asked for; `when` is "before" or "after"."""
+        pairs = driver.copy_from_device(memory.address, (self._sm_count * _EDGES,), _PAIR, stream)
+        return {"when": when, **{name: pairs[name].tolist() for name in ("sm", "globaltimer_ns", "clock_cycles")}}
+
+    def step_ns(self, stream: int) -> int:
+        """The globaltimer's step: the smallest distance between neighbouring edges."""
+        edges = 64
+        memory = driver.DeviceMemory(self._sm_count * edges * _PAIR.itemsize)
+        self._launch(memory, edges, 0, stream)
+        pairs = driver.copy_from_device(memory.address, (self._sm_count, edges), _PAIR, stream)
+        return int(np.diff(pairs["globaltimer_ns"].astype(np.int64), axis=1).min())

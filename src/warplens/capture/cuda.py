@@ -11,7 +11,6 @@ import datetime
 import os
 import platform
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +29,6 @@ from warplens.capture.modules import read_site_sets
 from warplens.capture.options import RecordOptions, stream_handle
 from warplens.capture.recording import Recording
 from warplens.errors import DeviceError, DisturbanceError, FileError, SitesError, UsageError
-
-_LEAST_CALIBRATION_GAP_S = 0.02  # two clock readings this far apart tell the rate to about 2e-6
 
 
 @dataclass
@@ -157,9 +154,10 @@ class CudaKernel:
         self, build: Build, traced: dict[str, int], clean: dict[str, int], threads: int, options: RecordOptions
     ) -> tuple[Build, dict[str, int]]:
         """Limit the traced build's registers to what keeps as many blocks resident as the clean one has."""
-        per_sm = driver.attribute(self._device, "MAX_REGISTERS_PER_MULTIPROCESSOR")
-        warps = (threads + 31) // 32
-        limit = per_sm // (clean["resident_blocks"] * warps * 32) // 8 * 8
+        # Warps are dealt to the four quarters of an SM, each with a quarter of its registers, in units of eight.
+        quarter = driver.attribute(self._device, "MAX_REGISTERS_PER_MULTIPROCESSOR") // 4
+        warps_of_quarter = -(-clean["resident_blocks"] * -(-threads // 32) // 4)
+        limit = quarter // (warps_of_quarter * 32) // 8 * 8
         if limit >= 16:
             tight = self._build(self.name, (*build.options, f"--maxrregcount={limit}"))
             resources = tight.function.resources(threads, options.shared_bytes)
@@ -217,6 +215,7 @@ class _Session:
         self.arena = kernel._arena
         kernel._calibrator = kernel._calibrator or Calibrator(kernel._device, kernel.arch)
         self.calibrator = kernel._calibrator
+        self.calibration: list[dict[str, Any]] = []
         l2_bytes = driver.attribute(kernel._device, "L2_CACHE_SIZE")
         self.flush = driver.DeviceMemory(2 * l2_bytes) if options.cold_l2 else None
 
@@ -277,32 +276,33 @@ class _Session:
             self.entry["not_measured"] = "rounds=0"
 
     def _keep(self, parameters: Arguments) -> Drained:
+        """One traced launch between two calibrations, with nothing of the host's in between."""
         self.arena.clear(self.stream)
+        before = self.calibrator.begin(self.stream)
         self._flush_l2()
         self._launch(self.traced, parameters)
+        after = self.calibrator.begin(self.stream)
         driver.call("cuStreamSynchronize", self.stream, doing=f"running {self.kernel.name}")
+        self.calibration.append(self.calibrator.read(before, "before", self.stream))
+        self.calibration.append(self.calibrator.read(after, "after", self.stream))
         return self.arena.drain(self.stream)
 
     def run(self, parameters: Arguments) -> Recording:
         """All launches; the recording."""
         device = self.kernel._device
         narrowed = self.options.every_block > 1 or self.options.warps is not None
-        self._switch(layout.Mode.NARROWED if narrowed else layout.Mode.ALL)
         state_before = machine.clock_state(device)
-        calibration = [self.calibrator.take("before", self.stream)]
-        started = time.monotonic()
+        self._switch(layout.Mode.NARROWED if narrowed else layout.Mode.ALL)
         try:
             self._rounds(parameters)
             kept = [self._keep(parameters) for _ in range(self.options.launches)]
         finally:
             with contextlib.suppress(DeviceError):  # after a failed launch every call fails: the first error counts
                 self._switch(layout.Mode.OFF)
-        time.sleep(max(0.0, _LEAST_CALIBRATION_GAP_S - (time.monotonic() - started)))
-        calibration.append(self.calibrator.take("after", self.stream))
         manifest = self._manifest(kept)
         manifest["clock_state"] = {"before": state_before, "after": machine.clock_state(device)}
-        manifest["calibration"] = calibration
-        manifest["globaltimer_step_ns"] = self.calibrator.step_ns
+        manifest["calibration"] = self.calibration
+        manifest["globaltimer_step_ns"] = self.calibrator.step_ns(self.stream)
         records = {f"records/{i:06d}.u32": drained.chunks for i, drained in enumerate(kept)}
         return Recording(manifest, records, {self.kernel.filename: self.kernel.source})
 

@@ -1,35 +1,50 @@
 """Facts about the GPU and its state, for the manifest.
 
-In: the current device. Out: JSON-able dictionaries; what cannot be learnt is None. nvidia-smi is asked for clocks,
-power and other processes, at most a second.
+In: the current device. Out: JSON-able dictionaries; what cannot be learnt is None. Clocks, power and other processes
+come from NVML (nvidia-ml-py), which does not wake or change the GPU.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from warplens.capture import driver
 
-_QUERY = {
-    "sm_hz": ("clocks.sm", 1e6),
-    "memory_hz": ("clocks.mem", 1e6),
-    "power_w": ("power.draw", 1.0),
-    "temperature_c": ("temperature.gpu", 1.0),
+_REASONS = {
+    "hardware slowdown": "ClocksThrottleReasonHwSlowdown",
+    "hardware thermal slowdown": "ClocksThrottleReasonHwThermalSlowdown",
+    "hardware power brake": "ClocksThrottleReasonHwPowerBrakeSlowdown",
+    "software thermal slowdown": "ClocksThrottleReasonSwThermalSlowdown",
+    "software power cap": "ClocksThrottleReasonSwPowerCap",
 }
-_REASONS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown", "sw_power_cap", "hw_slowdown")
 
 
-def _smi(*arguments: str) -> list[list[str]] | None:
-    path = shutil.which("nvidia-smi")
-    if path is None:
-        return None
+@contextlib.contextmanager
+def _nvml(device: int) -> Iterator[tuple[Any, Any] | None]:
+    """NVML and its handle of the device; None where it cannot be used."""
     try:
-        done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # not installed, no library, no permission: nothing of this is needed for recording
+        yield None
+        return
+    try:
+        yield nvml, nvml.nvmlDeviceGetHandleByUUID(_uuid(device).encode())
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _ask(question: Callable[..., Any], *arguments: Any) -> Any:
+    """The answer, or None when NVML has none for this device."""
+    try:
+        return question(*arguments)
+    except Exception:  # NVMLError has a subclass for each refusal
         return None
-    return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 
 def _uuid(device: int) -> str:
@@ -37,11 +52,13 @@ def _uuid(device: int) -> str:
     return f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
 
 
+def _text(value: Any) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def device_facts(device: int) -> dict[str, Any]:
     """Name, compute capability, SMs, L2, versions, MIG and MPS of a device."""
-    rows = _smi(f"--id={_uuid(device)}", "--query-gpu=driver_version,mig.mode.current", "--format=csv,noheader")
-    version, mig = (rows[0] + ["", ""])[:2] if rows else (None, None)
-    return {
+    facts: dict[str, Any] = {
         "name": driver.call("cuDeviceGetName", 256, device).rstrip(b"\0").decode(),
         "compute_capability": [
             driver.attribute(device, "COMPUTE_CAPABILITY_MAJOR"),
@@ -49,36 +66,49 @@ def device_facts(device: int) -> dict[str, Any]:
         ],
         "sm_count": driver.attribute(device, "MULTIPROCESSOR_COUNT"),
         "l2_bytes": driver.attribute(device, "L2_CACHE_SIZE"),
-        "driver": version or None,
+        "driver": None,
         "cuda_driver_version": driver.call("cuDriverGetVersion"),
-        "mig": {"Enabled": True, "Disabled": False}.get(mig or ""),
+        "mig": None,
         "multi_process": _has_mps(),
     }
+    with _nvml(device) as found:
+        if found is not None:
+            nvml, handle = found
+            facts["driver"] = _text(_ask(nvml.nvmlSystemGetDriverVersion))
+            mig = _ask(nvml.nvmlDeviceGetMigMode, handle)
+            facts["mig"] = None if mig is None else bool(mig[0])
+    return facts
 
 
 def _has_mps() -> bool | None:
-    path = shutil.which("pgrep")
-    if path is None:
+    """Whether an MPS server runs here; None where /proc does not tell."""
+    try:
+        names = [(entry / "comm").read_text() for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    except OSError:
         return None
-    return subprocess.run([path, "-x", "nvidia-cuda-mps"], capture_output=True, check=False).returncode == 0
+    return any(name.startswith("nvidia-cuda-mps") for name in names)
 
 
 def clock_state(device: int) -> dict[str, Any]:
-    """Clocks, power, temperature, throttle reasons and number of other processes, as nvidia-smi gives them now."""
-    fields = [field for field, _ in _QUERY.values()]
-    fields += [f"clocks_event_reasons.{reason}" for reason in _REASONS]
-    uuid = _uuid(device)
-    rows = _smi(f"--id={uuid}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-    state: dict[str, Any] = dict.fromkeys([*_QUERY, "throttle_reasons", "other_processes"])
-    if not rows or len(rows[0]) != len(fields):
-        return state
-    for (key, (_, scale)), text in zip(_QUERY.items(), rows[0], strict=False):
-        try:
-            state[key] = float(text) * scale
-        except ValueError:
-            state[key] = None
-    reasons = rows[0][len(_QUERY) :]
-    state["throttle_reasons"] = [r for r, text in zip(_REASONS, reasons, strict=True) if text == "Active"]
-    apps = _smi(f"--id={uuid}", "--query-compute-apps=pid", "--format=csv,noheader")
-    state["other_processes"] = None if apps is None else max(len(apps) - 1, 0)
+    """Clocks, power, temperature, throttle reasons and number of other processes, as they are now."""
+    keys = "sm_hz", "memory_hz", "power_w", "temperature_c", "throttle_reasons", "other_processes"
+    state: dict[str, Any] = dict.fromkeys(keys)
+    with _nvml(device) as found:
+        if found is None:
+            return state
+        nvml, handle = found
+        clock = nvml.nvmlDeviceGetClockInfo
+        for key, kind in (("sm_hz", nvml.NVML_CLOCK_SM), ("memory_hz", nvml.NVML_CLOCK_MEM)):
+            mega_hz = _ask(clock, handle, kind)
+            state[key] = None if mega_hz is None else mega_hz * 1e6
+        milli_w = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
+        state["power_w"] = None if milli_w is None else milli_w / 1e3
+        state["temperature_c"] = _ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        mask = _ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        if mask is not None:
+            bits = {text: getattr(nvml, f"nvml{name}", 0) for text, name in _REASONS.items()}
+            state["throttle_reasons"] = [text for text, bit in bits.items() if mask & bit]
+        processes = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        if processes is not None:
+            state["other_processes"] = sum(process.pid != os.getpid() for process in processes)
     return state

@@ -13,21 +13,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from warplens import clock, layout
+from warplens import clock
 from warplens.decode.audit import tell_launches, tell_sites
 from warplens.decode.blocks import Columns, block_columns, launch_columns
-from warplens.decode.chunks import I64, U32, Chunks, read_chunks, starts
-from warplens.decode.joins import all_loose, join
+from warplens.decode.chunks import I64, U32, Bool, Chunks, read_chunks, starts
+from warplens.decode.events import read_events
+from warplens.decode.joins import join
 from warplens.decode.problems import Problem, Problems
-from warplens.decode.shapes import Shapes, SiteSet
-from warplens.decode.spans import Run, Spans, SpanSink
-from warplens.decode.times import Times, fit_times, read_block_records
+from warplens.decode.shapes import Group, Map, SiteSet, find_groups
+from warplens.decode.spans import Axis, Loose, Run, Spans, find_spans, make_spans
+from warplens.decode.table import PerChunk, all_loose, new_spans, per_chunk, place
+from warplens.decode.times import fit_times, read_block_records
 from warplens.layout import ChunkFlag
 
 _RUN_CHUNKS: Final = 8192
-"""Chunks decoded at a time: their columns stay in the second-level cache."""
+"""Chunks that go the general way together."""
 _THREADS: Final = 2
-"""numpy lets go of the interpreter's lock in nearly all that a run does; more gains little (memory)."""
+"""numpy lets go of the interpreter's lock in nearly all that is done here; more gains little (memory)."""
 
 
 @dataclass
@@ -53,32 +55,19 @@ def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
     sets = _set_of_launch(manifest)
     words, chunks = read_chunks(records, manifest, problems)
     block_records = read_block_records(words, chunks)
-    bits = [layout.code_bits(own.count) for own in sets]
-    times = fit_times(chunks, block_records, bits, manifest, problems)
-    shapes = Shapes()
+    times = fit_times(chunks, block_records, [own.code_bits for own in sets], manifest, problems)
     with ThreadPoolExecutor(_THREADS) as pool:
-        work = [(words, chunks, part, sets, times, shapes) for part in _parts(chunks, sets)]
-        runs, sink, nothing = list[Run](), SpanSink(int(chunks.count.sum())), SpanSink(0).finish(0)
-        for run, doubts in pool.map(_run, work):
-            problems.extend(doubts)
-            sink.add(run.spans)
-            run.spans = nothing  # its memory serves the next runs
-            runs.append(run)
-    per_chunk = {name: _joined([getattr(run, name) for run in runs]) for name in ("events", "first_ns", "last_ns")}
-    filled = per_chunk["events"] > 0
-    shift_ns = int(per_chunk["first_ns"][filled].min()) if filled.any() else 0
-    spans = sink.finish(shift_ns)
-    loose = all_loose(runs)
+        spans, per, loose, reached = _decode_chunks(words, chunks, times.axis, sets, pool.map, problems)
     if loose is not None:
         join(spans, loose, chunks, times.axis.ns_per_cycle, problems)
-    first_ns, last_ns = per_chunk["first_ns"] - shift_ns, per_chunk["last_ns"] - shift_ns
-    blocks = block_columns(chunks, block_records, first_ns, last_ns, filled, manifest)
-    recorded = per_chunk["events"] - chunks.has(ChunkFlag.LAST)  # a recorder's end is an event, but no record
+    filled = per.events > 0
+    shift_ns = int(per.first_ns[filled].min()) if filled.any() else 0
+    for column in (spans.start_ns, per.first_ns, per.last_ns):
+        column -= shift_ns
+    blocks = block_columns(chunks, block_records, per.first_ns, per.last_ns, filled, manifest)
+    recorded = per.events - chunks.has(ChunkFlag.LAST)  # a recorder's end is an event, but no record
     events = np.bincount(chunks.launch, recorded, len(sets)).astype(np.int64)
     tell_launches(chunks, block_records, manifest, problems)
-    reached = np.zeros(sum(len(entry["sites"]) for entry in manifest["site_sets"]), np.bool_)
-    for run in runs:
-        reached[: len(run.sites)] |= run.sites
     tell_sites(reached, [own.base for own in sets], events, manifest, problems)
     return Decoded(
         launches=launch_columns(blocks, manifest, events, times.clocks),
@@ -90,11 +79,47 @@ def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
     )
 
 
-def _run(work: tuple[U32, Chunks, slice, list[SiteSet], Times, Shapes]) -> tuple[Run, Problems]:
-    words, chunks, part, sets, times, shapes = work
-    problems = Problems()
-    own = chunks.take(part)
-    return shapes.run(words, own, times.axis.part(part), sets[int(own.launch[0])], problems), problems
+def _decode_chunks(
+    words: U32, chunks: Chunks, axis: Axis, sets: list[SiteSet], each: Map, problems: Problems
+) -> tuple[Spans, PerChunk, Loose | None, I64]:
+    """The spans of all chunks: warps that share a shape together, the others in runs."""
+    groups, rest = find_groups(words, chunks, axis, sets, each)
+    parts = _parts(chunks, rest, sets)
+
+    def decode_part(part: I64) -> tuple[Run, Problems]:
+        own, doubts = chunks.take(part), Problems()
+        sites = sets[int(own.launch[0])]
+        events = read_events(words, own, sites.code_bits, doubts)
+        found = find_spans(events, own, sites.count, doubts)
+        return make_spans(events, own, axis.part(part), sites.base, found=found, problems=doubts), doubts
+
+    runs: list[Run] = []
+    for run, doubts in each(decode_part, parts):
+        runs.append(run)
+        problems.extend(doubts)
+    counts = [(group.index, group.shape.spans_per_chunk) for group in groups]
+    counts += [(part, run.spans_per_chunk) for part, run in zip(parts, runs, strict=True)]
+    per = per_chunk(len(chunks), counts)
+    tables = [*(group.shape.spans for group in groups), *(run.spans for run in runs)]
+    out = new_spans(
+        int(per.spans.sum()),
+        payload=any(table.payload is not None for table in tables),
+        id=any(table.id is not None for table in tables),
+    )
+
+    def fill(work: tuple[Group, slice]) -> Problems:
+        doubts = Problems()
+        work[0].fill(work[1], chunks, axis, out, per, doubts)
+        return doubts
+
+    for doubts in each(fill, [(group, part) for group in groups for part in group.blocks()]):
+        problems.extend(doubts)
+    for part, run in zip(parts, runs, strict=True):
+        place(run, part, per, out)
+    reached = np.unique(
+        np.concatenate([np.zeros(0, np.int64), *(g.shape.spans.site for g in groups), *(r.sites for r in runs)])
+    )
+    return out, per, all_loose(runs), reached
 
 
 def _set_of_launch(manifest: dict[str, Any]) -> list[SiteSet]:
@@ -105,17 +130,13 @@ def _set_of_launch(manifest: dict[str, Any]) -> list[SiteSet]:
     return [sets[manifest["kernels"][entry["kernel"]]["site_set"]] for entry in manifest["launches"]]
 
 
-def _parts(chunks: Chunks, sets: list[SiteSet]) -> list[slice]:
-    """Slices of whole warps of one site set, of about _RUN_CHUNKS chunks each."""
-    if not len(chunks):
+def _parts(chunks: Chunks, which: Bool, sets: list[SiteSet]) -> list[I64]:
+    """Indices of the chunks in `which`, in parts of whole warps of one site set, of about _RUN_CHUNKS each."""
+    index = np.flatnonzero(which)
+    if not len(index):
         return []
-    index = np.array([own.index for own in sets], np.int64)
-    warps = np.flatnonzero(chunks.first_of_warp)
-    set_begins = np.flatnonzero(starts(index[chunks.launch]))
+    warps = np.flatnonzero(starts(chunks.gwarp[index]))
+    set_begins = np.flatnonzero(starts(np.array([own.index for own in sets], np.int64)[chunks.launch[index]]))
     steps = warps[np.searchsorted(warps, np.arange(0, int(warps[-1]) + 1, _RUN_CHUNKS))]
-    edges = np.append(np.union1d(set_begins, steps), len(chunks)).tolist()
-    return [slice(low, high) for low, high in pairwise(edges)]
-
-
-def _joined(parts: list[I64]) -> I64:
-    return np.concatenate([np.zeros(0, np.int64), *parts])
+    edges = np.append(np.union1d(set_begins, steps), len(index)).tolist()
+    return [index[low:high] for low, high in pairwise(edges)]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from warplens import layout
-from warplens.decode.chunks import I64, Bool, Chunks
+from warplens.decode.chunks import I64, Chunks
 from warplens.decode.manifest import blocks_of, warps_of
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.times import BlockRecords
@@ -45,12 +45,12 @@ def tell_launches(chunks: Chunks, records: BlockRecords, manifest: dict[str, Any
     _tell_hash(chunks, records, manifest, problems)
 
 
-def tell_sites(reached: Bool, base: list[int], events: I64, manifest: dict[str, Any], problems: Problems) -> None:
-    """Sites of recorded kernels that no span reached; `base` (first site of the launch's set) is per launch."""
-    first = 0
+def tell_sites(reached: I64, base: list[int], events: I64, manifest: dict[str, Any], problems: Problems) -> None:
+    """Sites of recorded kernels that no span `reached`; `base`, the first site of its set, is per launch."""
+    first, seen = 0, set(reached.tolist())
     for entry in manifest["site_sets"]:
         ran = any(b == first and count for b, count in zip(base, events.tolist(), strict=True))
-        names = [s["name"] for i, s in enumerate(entry["sites"]) if not reached[first + i]]
+        names = [s["name"] for i, s in enumerate(entry["sites"]) if first + i not in seen]
         if ran and names:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             text = f"sites of {entry['name']} that no warp reached: {shown}"

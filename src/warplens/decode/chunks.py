@@ -154,7 +154,7 @@ def _columns(row: I64, head: U32, launch: I64, shape: _Shape) -> Chunks:
     if order is not None:
         row, launch, gwarp = row[order], launch[order], gwarp[order]
         head = head.take(order, axis=0, mode="clip")
-    wide = head.T.astype(np.int64, order="C")
+    wide = head[:, : layout.HEADER_WORDS].T.astype(np.int64, order="C")
     meta = wide[layout.WORD_META]
     return Chunks(
         row=row,

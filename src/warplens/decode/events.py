@@ -137,9 +137,9 @@ def ages(record: U32, base_cycles: U32, code_bits: int) -> U32:
     return out
 
 
-def reaches_too_far(chunks: Chunks, code_bits: int) -> Bool:
-    """Chunks whose events may lie farther back than their records can tell."""
-    return chunks.reach_cycles >= 1 << (32 - code_bits)
+def reaches_too_far(chunks: Chunks, code_bits: int | I64) -> Bool:
+    """Chunks whose events may lie farther back than their records (of `code_bits`, one or per chunk) can tell."""
+    return np.asarray(chunks.reach_cycles >= 1 << (32 - code_bits))
 
 
 def _unwrap_ages(events: Events, chunks: Chunks, far: Bool, code_bits: int, problems: Problems) -> None:

@@ -6,36 +6,16 @@ flags CROSS_WARP and OVERLAPPING set; leftovers are problems. Must do nothing fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
-
 import numpy as np
 
 from warplens.decode.chunks import I64, Bool, Chunks
 from warplens.decode.flags import SpanFlag
 from warplens.decode.problems import Problems
 from warplens.decode.ranges import crossing, join_ids
-from warplens.decode.spans import F64, Loose, Run, Spans
+from warplens.decode.spans import F64, Loose, Spans
 
 _FAR = 2.0**62  # cycles: beyond, times are damaged and only must not overflow
 _ENDED = np.uint16(0xFFFF ^ SpanFlag.UNENDED)
-
-
-def all_loose(runs: Sequence[Run]) -> Loose | None:
-    """Loose starts and ends of all runs, with rows of the whole spans table and indices of all chunks."""
-    parts, rows, chunks = [], 0, 0
-    for run in runs:
-        if run.loose is not None:
-            part = run.loose
-            part.row = np.where(part.row < 0, -1, part.row + rows)
-            part.range_row = part.range_row + rows
-            part.chunk = part.chunk + chunks
-            parts.append(part)
-        rows += int(run.spans_per_chunk.sum())
-        chunks += len(run.events)
-    if not parts:
-        return None
-    return Loose(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Loose)})
 
 
 def join(spans: Spans, loose: Loose, chunks: Chunks, ns_per_cycle: F64, problems: Problems) -> None:

@@ -83,7 +83,9 @@ class Problems:
         """All rows, losses first, then errors, then notes; in each by launch and kind."""
         out = list(self._rows)
         for (launch, kind, severity, text), tables in self._places.items():
-            out.extend(_rows_of(launch, kind, severity, text, np.concatenate(tables)))
+            table = np.concatenate(tables)
+            table = table[np.lexsort((table[:, 2], table[:, 1], table[:, 0]))]  # block, warp, sequence
+            out.extend(_rows_of(launch, kind, severity, text, table))
         order = {"loss": 0, "error": 1, "note": 2}
         return sorted(out, key=lambda p: (order[p.severity], -1 if p.launch is None else p.launch, p.kind))
 

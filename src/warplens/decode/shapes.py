@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens import layout
-from warplens.decode.chunks import U32, I64, Bool, Chunks
+from warplens.decode.chunks import I64, U32, Bool, Chunks
 from warplens.decode.events import TOKEN_END, Words, ages, reaches_too_far, read_events, slots
 from warplens.decode.problems import Problems
-from warplens.decode.spans import Axis, PerChunk, Spans, find_spans, make_spans, tell_backwards
+from warplens.decode.spans import Axis, Spans, find_spans, make_spans, tell_backwards
+from warplens.decode.table import PerChunk
 from warplens.layout import ChunkFlag
 
 Map = Callable[..., Iterable[Any]]
@@ -113,26 +114,27 @@ class Group:
         per.first_ns[index] = t_ns.take((last + 1 - shape.per_chunk).clip(0, len(shape.slot) - 1), axis=1, mode="clip")
         per.last_ns[index] = t_ns.take(last.clip(0), axis=1, mode="clip")
         rows = per.first_row[index[:, 0]]
-        if int(rows[-1] - rows[0]) == (size - 1) * count:  # side by side: written in place
-            at: Any = slice(int(rows[0]), int(rows[0]) + size * count)
-        else:
-            at = (rows[:, None] + np.arange(count)).reshape(-1)
-        start = t_cycles.take(shape.begin, axis=1, mode="clip")
-        duration = t_cycles.take(shape.end, axis=1, mode="clip")
-        duration -= start
-        start_ns = t_ns.take(shape.begin, axis=1, mode="clip")
-        duration_ns = t_ns.take(shape.end, axis=1, mode="clip")
-        duration_ns -= start_ns
+        side_by_side = int(rows[-1] - rows[0]) == (size - 1) * count
+        at: Any = (rows[:, None] + np.arange(count)).reshape(-1)
+        if side_by_side:
+            at = slice(int(rows[0]), int(rows[0]) + size * count)
+        times = [out.start_cycles, out.start_ns, out.duration_cycles, out.duration_ns]
+        # Side by side, these are views of the table; else copies, put back below.
+        start, start_ns, duration, duration_ns = (column[at].reshape(size, count) for column in times)
+        for source, begin, length in ((t_cycles, start, duration), (t_ns, start_ns, duration_ns)):
+            source.take(shape.begin, axis=1, mode="clip", out=begin)
+            np.subtract(source.take(shape.end, axis=1, mode="clip"), begin, out=length)
         if duration.min() < 0:
             back = np.flatnonzero(duration.reshape(-1) < 0)
             sequence = np.tile(shape.spans.sequence, size)[back].astype(np.int64)
-            tell_backwards(duration.reshape(-1), duration_ns.reshape(-1), back, index[back // count, 0], sequence, chunks, problems)
-        out.start_cycles[at], out.duration_cycles[at] = start.reshape(-1), duration.reshape(-1)
-        out.start_ns[at], out.duration_ns[at] = start_ns.reshape(-1), duration_ns.reshape(-1)
+            chunk = index[back // count, 0]
+            tell_backwards(duration.reshape(-1), duration_ns.reshape(-1), back, chunk, sequence, chunks, problems)
+        if not side_by_side:
+            for column, values in zip(times, (start, start_ns, duration, duration_ns), strict=True):
+                column[at] = values.reshape(-1)
         first = index[:, 0]
-        out.launch[at] = np.repeat(chunks.launch[first].astype(np.uint32), count)
-        out.block[at] = np.repeat(chunks.block[first].astype(np.uint32), count)
-        out.warp[at] = np.repeat(chunks.warp[first].astype(np.uint8), count)
+        for name in ("launch", "block", "warp"):
+            getattr(out, name)[at] = np.repeat(getattr(chunks, name)[first], count)
         for name in ("sequence", "site", "depth", "flags"):
             getattr(out, name)[at] = np.tile(getattr(shape.spans, name), size)
         self._fill_words(at, record, out)
@@ -175,9 +177,7 @@ def _wide(column: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     return np.repeat(column, count).reshape(-1, count) if count < 64 else column[:, None]
 
 
-def find_groups(
-    words: U32, chunks: Chunks, axis: Axis, sets: list[SiteSet], each: Map
-) -> tuple[list[Group], Bool]:
+def find_groups(words: U32, chunks: Chunks, axis: Axis, sets: list[SiteSet], each: Map) -> tuple[list[Group], Bool]:
     """Groups of warps of one shape, and a mask of the chunks that are in none. `sets` is per launch, `each` a map."""
     rest = np.ones(len(chunks), np.bool_)
     if not len(chunks):
@@ -229,15 +229,17 @@ class _Warps:
             place = np.arange(len(chunks)) - np.repeat(self.first, self.size)
             weight = np.random.default_rng(0).integers(1 << 62, size=int(self.size.max()))
             self._key = np.add.reduceat(self.slots * weight[place], self.first)
-        if len({own.index for own in sets}) > 1:
-            self._key = self._key * len(sets) + np.array([own.index for own in sets])[chunks.launch[self.first]]
+        self._set = np.array([own.index for own in sets])[chunks.launch[self.first]]
 
     def alike(self, warps: I64) -> I64:
         """Those of `warps` whose chunks have the same numbers of words as the first one's, in the same site set."""
-        some = warps[(self._key[warps] == self._key[warps[0]]) & (self.size[warps] == self.size[warps[0]])]
+        same = self._key[warps] == self._key[warps[0]]
+        for column in (self.size, self._set):
+            same &= column[warps] == column[warps[0]]
+        some = warps[same]
         table = self.slots[self.chunks(some)]
-        same = (table == table[0]).all(axis=1)
-        return some if same.all() else some[same]  # keys can collide
+        equal = np.asarray((table == table[0]).all(axis=1))
+        return some if bool(equal.all()) else np.asarray(some[equal])  # keys can collide
 
     def chunks(self, warps: I64) -> I64:
         """Indices of the chunks of warps that have equally many, shape (warps, chunks)."""
@@ -252,7 +254,9 @@ def _gather(words: U32, chunks: Chunks, index: I64, each_slots: I64, each: Map) 
 
     def run(low: int) -> None:
         part = slice(low, low + step)
-        rows = words.take(chunks.row[index[part].reshape(-1)], axis=0, mode="clip").reshape(-1, index.shape[1] * layout.CHUNK_WORDS)
+        rows = words.take(chunks.row[index[part].reshape(-1)], axis=0, mode="clip").reshape(
+            -1, index.shape[1] * layout.CHUNK_WORDS
+        )
         rows.take(position, axis=1, mode="clip", out=out[part])
 
     for _ in each(run, range(0, len(index), step)):
@@ -264,7 +268,7 @@ def _positions(counts: I64) -> I64:
     """Of each word of a warp, in its chunks laid end to end."""
     chunk = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(len(chunk)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.asarray(chunk * layout.CHUNK_WORDS + layout.HEADER_WORDS + within)
+    return np.asarray(chunk * layout.CHUNK_WORDS + layout.HEADER_WORDS + within, np.int64)
 
 
 def _shape_of(words: U32, chunks: Chunks, axis: Axis, index: I64, sites: SiteSet) -> Shape | None:

@@ -50,7 +50,7 @@ class Axis:
     base_ns: I64
     """Since the trace's origin."""
 
-    def part(self, chunks: slice) -> Axis:
+    def part(self, chunks: Any) -> Axis:
         """The axis of some of the chunks."""
         return Axis(*(getattr(self, f.name)[chunks] for f in fields(self)))
 
@@ -123,8 +123,8 @@ class Run:
     events: I64
     first_ns: I64
     last_ns: I64
-    sites: Bool
-    """Sites that a span reached, by index of the table `sites`."""
+    sites: U16
+    """Sites that a span reached."""
     spans_per_chunk: I64
 
 
@@ -136,47 +136,6 @@ class Found:
     end: I64
     depth: U8
     flags: U16
-
-
-_DTYPES: Final = {
-    **dict.fromkeys(("launch", "block", "sequence"), np.uint32),
-    **dict.fromkeys(("warp", "depth"), np.uint8),
-    **dict.fromkeys(("site", "flags"), np.uint16),
-    **dict.fromkeys(("start_ns", "start_cycles", "duration_cycles", "duration_ns"), np.int64),
-}
-
-
-class SpanSink:
-    """One `Spans` out of many, filled part by part into memory taken once: fresh pages cost more than the copy."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._size = 0
-        self._columns = {name: np.empty(most, dtype) for name, dtype in _DTYPES.items()}
-        self._words: dict[str, Words] = {}
-
-    def add(self, part: Spans) -> None:
-        """Appends a part; `most` rows fit in all."""
-        rows = slice(self._size, self._size + len(part))
-        for name, column in self._columns.items():
-            column[rows] = getattr(part, name)
-        for name in ("payload", "id"):
-            words: Words | None = getattr(part, name)
-            if words is not None:
-                into = self._words.setdefault(
-                    name, Words(np.zeros(self._most, np.uint32), np.zeros(self._most, np.bool_))
-                )
-                into.values[rows], into.valid[rows] = words.values, words.valid
-        self._size += len(part)
-
-    def finish(self, shift_ns: int) -> Spans:
-        """All parts, with `start_ns` counted from `shift_ns` later."""
-        size = self._size
-        columns: dict[str, Any] = {name: column[:size] for name, column in self._columns.items()}
-        columns["start_ns"] -= shift_ns
-        for name in ("payload", "id"):
-            columns[name] = self._words[name].take(slice(size)) if name in self._words else None
-        return Spans(**columns)
 
 
 def find_spans(events: Events, chunks: Chunks, site_count: int, problems: Problems) -> Found:
@@ -196,16 +155,14 @@ def make_spans(
     chunks: Chunks,
     axis: Axis,
     site_base: int,
-    site_count: int,
-    problems: Problems,
     *,
-    found: Found | None = None,
+    found: Found,
+    problems: Problems,
 ) -> Run:
-    """Spans of the events of `chunks`, which all belong to kernels of one site set (`site_base`, `site_count`).
+    """Spans of the events of `chunks`, with their times.
 
-    `found` is what `find_spans` gave for the same events, where that is known.
+    `found` is what `find_spans` gave for them; `site_base` is the first site of their site set in the table `sites`.
     """
-    found = find_spans(events, chunks, site_count, problems) if found is None else found
     begin, end, flags = found.begin, found.end, found.flags
     t_ns = axis.to_ns(events, chunks)
     t_cycles = np.repeat(chunks.base_cycles, events.per_chunk)
@@ -215,7 +172,9 @@ def make_spans(
     duration_ns -= start_ns
     duration_cycles -= start_cycles
     if duration_cycles.min(initial=0) < 0:
-        _tell_backwards(duration_cycles, duration_ns, begin, events, chunks, problems)
+        back = np.flatnonzero(duration_cycles < 0)
+        at, sequence = events.chunk(begin[back]), events.sequence(chunks, begin[back])
+        tell_backwards(duration_cycles, duration_ns, back, at, sequence, chunks, problems)
     first = np.cumsum(events.per_chunk) - events.per_chunk
     per_chunk = _counts(begin, first, len(events))
     site = events.site[begin]
@@ -245,15 +204,9 @@ def make_spans(
         events=events.per_chunk,
         first_ns=padded[first],
         last_ns=padded[first + events.per_chunk - 1],
-        sites=_reached(site, site_base + site_count),
+        sites=np.unique(site),
         spans_per_chunk=per_chunk,
     )
-
-
-def _reached(site: U16, size: int) -> Bool:
-    out = np.zeros(size, np.bool_)
-    out[site] = True
-    return out
 
 
 def _counts(begin: I64, first: I64, size: int) -> I64:
@@ -364,14 +317,21 @@ def _tell_pushes(
         tell(problems, kind, "error", text, events, chunks, which[~by_loss])
 
 
-def _tell_backwards(
-    duration_cycles: I64, duration_ns: I64, begin: I64, events: Events, chunks: Chunks, problems: Problems
+def tell_backwards(
+    duration_cycles: I64, duration_ns: I64, back: I64, chunk: I64, sequence: I64, chunks: Chunks, problems: Problems
 ) -> None:
-    backwards = duration_cycles < 0
-    text = "a span that ends before it begins (damaged records?): shown with duration 0"
-    tell(problems, "time_goes_back", "error", text, events, chunks, begin[backwards])
-    duration_cycles[backwards] = 0
-    duration_ns[backwards] = 0
+    """Tells of the spans `back` (indices; `chunk` and `sequence` say where) and sets their durations to 0."""
+    problems.places(
+        "time_goes_back",
+        "error",
+        "a span that ends before it begins (damaged records?): shown with duration 0",
+        launch=chunks.launch[chunk],
+        block=chunks.block[chunk],
+        warp=chunks.warp[chunk],
+        sequence=sequence,
+    )
+    duration_cycles[back] = 0
+    duration_ns[back] = 0
 
 
 def _tell_no_end(events: Events, chunks: Chunks, problems: Problems) -> None:

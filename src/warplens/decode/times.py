@@ -13,13 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from warplens import clock, layout
-from warplens.decode.chunks import I64, U32, Bool, Chunks
+from warplens.decode.chunks import I64, U32, Bool, Chunks, starts
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.spans import Axis
 from warplens.layout import ChunkFlag
 
-_PAIRS_PER_SM: Final = 32
-"""Blocks used per SM: more do not narrow its line, 32 ns / 32 is far below the error of reading a pair."""
+_PAIRS_PER_SM: Final = 12
+"""Blocks used per SM: more do not narrow its line, 32 ns / 24 is below the error of reading a pair."""
 _END_LATE_NS: Final = 250.0
 """A block's end reads globaltimer some instructions after its clock; other warps may take their turns between."""
 _EARLY_CYCLES: Final = 16384
@@ -46,6 +46,8 @@ class BlockRecords:
     """Record 0 of the warp, where the block `begun`."""
     begun: Bool
     """True where record 0 arrived, so that the begin is known."""
+    of_chunk: I64
+    """For each chunk its block's row here; -1 for none."""
 
 
 @dataclass
@@ -72,21 +74,20 @@ def read_block_records(words: U32, chunks: Chunks) -> BlockRecords:
         first_chunk=first_chunk,
         first_word=words[chunks.row[first_chunk], layout.HEADER_WORDS],
         begun=(chunks.sequence[first_chunk] == 0) & (chunks.count[first_chunk] > 0),
+        of_chunk=_record_of(chunks, at),
     )
-    unknown = np.flatnonzero(chunks.sm == layout.META_SM_UNKNOWN)
-    if len(unknown) and len(at):
-        row, recorded = _record_of(chunks, records)
-        fill = unknown[recorded[unknown]]
-        chunks.sm[fill] = records.sm[row[fill]]
+    fill = (chunks.sm == layout.META_SM_UNKNOWN) & (records.of_chunk >= 0)
+    if fill.any():
+        chunks.sm = np.where(fill, records.sm[records.of_chunk], chunks.sm)
     return records
 
 
-def _record_of(chunks: Chunks, records: BlockRecords) -> tuple[I64, Bool]:
-    """Row of each chunk's block in `records` (at least one row), and whether it has one."""
-    block = chunks.launch << 32 | chunks.block
-    own = block[records.chunk]
-    row = np.minimum(np.searchsorted(own, block), len(own) - 1)
-    return row, own[row] == block
+def _record_of(chunks: Chunks, at: I64) -> I64:
+    """For each chunk which of the block records, that stand in the chunks `at`, is its block's; -1 for none."""
+    block = np.cumsum(starts(chunks.launch << 32 | chunks.block)) - 1
+    own = np.full(int(block[-1]) + 1 if len(block) else 0, -1, np.int64)
+    own[block[at]] = np.arange(len(at))
+    return np.asarray(own[block])
 
 
 def fit_times(
@@ -129,12 +130,11 @@ def _bound(chunks: Chunks, records: BlockRecords, begin_cycles: I64) -> None:
     """
     first = chunks.first_of_warp
     since = np.append(0, chunks.base_cycles[:-1])[: len(first)]
+    begins = np.flatnonzero(first & (records.of_chunk >= 0))
+    begins = begins[records.begun[records.of_chunk[begins]]]
+    since[begins] = begin_cycles[records.of_chunk[begins]]
     bounded = ~first
-    if len(records.chunk):
-        row, recorded = _record_of(chunks, records)
-        begins = first & recorded & records.begun[row]
-        since[begins] = begin_cycles[row[begins]]
-        bounded |= begins
+    bounded[begins] = True
     chunks.reach_cycles = chunks.base_cycles - since + _EARLY_CYCLES
     chunks.reach_cycles[~bounded] = _UNBOUNDED
     chunks.reach_cycles[chunks.has(ChunkFlag.EXACT)] = 0

@@ -163,6 +163,22 @@ def test_every_span_of_a_whole_launch_lies_where_it_truly_was() -> None:
         assert np.abs(decoded.spans.duration_ns[mine] - np.diff(truth, axis=2).reshape(-1)).max() <= 1
 
 
+def test_kernels_with_different_site_sets_keep_their_own_sites() -> None:
+    one, two = fake_recording(blocks=6, warps=2, phases=8), fake_recording(blocks=6, warps=2, phases=8)
+    facts = one.manifest
+    other = {**facts["site_sets"][0], "name": "other", "hash": layout.sites_hash("other")}
+    facts["site_sets"] = [{**other, "name": "unused"}, facts["site_sets"][0], other]
+    facts["kernels"].append({**facts["kernels"][0], "site_set": "other"})
+    facts["launches"].append({**facts["launches"][0], "kernel": 1, "records": "records/000001.u32"})
+    chunks = two.records[MEMBER].copy()
+    recorded = chunks[:, layout.WORD_META] >> layout.META_FLAGS_SHIFT & ChunkFlag.BLOCK_RECORD != 0
+    chunks[recorded, layout.BLOCK_RECORD_WORD + layout.BLOCK_SITES_HASH] = other["hash"]
+    decoded = decode(check(facts), {MEMBER: one.records[MEMBER], "records/000001.u32": chunks})
+    assert set(decoded.spans.site[decoded.spans.launch == 0].tolist()) == set(range(8, 16))
+    assert set(decoded.spans.site[decoded.spans.launch == 1].tolist()) == set(range(16, 24))
+    assert not decoded.problems
+
+
 def test_records_of_random_bits_never_raise_and_are_all_counted() -> None:
     rng = np.random.default_rng(1)
     chunks = rng.integers(0, 1 << 32, (3000, 32), dtype=np.uint32)

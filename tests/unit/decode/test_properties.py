@@ -24,7 +24,7 @@ SITES = [(f"site{i}", "phase", "") for i in range(1, 6)]
 BITS = layout.code_bits(len(SITES))
 CLOCK = Clock(offset_cycles=1_000_000, cycles_per_ns=2.0)
 TURN = 1 << (32 - BITS)
-FAST = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FAST = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass
@@ -103,67 +103,84 @@ def encode(case: WarpCase, block: int, warp: int) -> None:
         sequence += 0 if is_end else event.words
 
 
-def plain(cases: dict[tuple[int, int], WarpCase]) -> tuple[list[Open], Counter[str]]:
-    """The contract as a loop over events: spans in order, and counts of what finds no partner."""
-    spans: list[Open] = []
-    doubts: Counter[str] = Counter()
-    loose: list[tuple[int, int, int, Event, Open | None]] = []
-    for (block, warp), case in sorted(cases.items()):
-        phase: Open | None = None
-        stack: list[Open] = []
-        tokens: dict[int, Open] = {}
+Loose = tuple[int, int, int, Event, Open | None]
+
+
+class PlainWarp:
+    """The contract as a loop over one warp's events."""
+
+    def __init__(self, block: int, warp: int, doubts: Counter[str]) -> None:
+        self.where, self.doubts = (block, warp), doubts
+        self.phase: Open | None = None
+        self.stack: list[Open] = []
+        self.tokens: dict[int, Open] = {}
+        self.spans: list[Open] = []
+        self.loose: list[Loose] = []
+
+    def run(self, kept: list[tuple[int, Event, bool]]) -> None:
         last_cycles = 0
-        own: list[Open] = []
-
-        def cut(at_cycles: int, phase: Open | None, stack: list[Open]) -> None:
-            for span in [*stack, *([phase] if phase else [])]:
-                span.end_cycles, span.flags = at_cycles, span.flags | int(SpanFlag.UNENDED)
-
-        starts_at: list[tuple[Open, int]] = []
-        for sequence, event, missing in case.kept:
+        for sequence, event, missing in kept:
             if missing:
-                cut(last_cycles, phase, stack)
-                doubts["unmatched_push"] += len(stack)
-                phase, stack = None, []
+                self.cut(last_cycles)
             last_cycles = event.t_cycles
             if event.site:
-                span = Open(block, warp, sequence, event, len(stack), missing)
-                if event.verb != Verb.RANGE_END:
-                    own.append(span)
-                if event.verb in (Verb.PHASE, Verb.WAIT):
-                    if phase:
-                        phase.end_cycles = event.t_cycles
-                    phase = span
-                elif event.verb in (Verb.MARK, Verb.ARRIVE):
-                    span.end_cycles, span.flags = event.t_cycles, int(SpanFlag.INSTANT)
-                elif event.verb == Verb.RANGE_PUSH:
-                    stack.append(span)
-                elif event.verb == Verb.RANGE_START:
-                    tokens[sequence] = span
-                    starts_at.append((span, len(own)))
-                else:
-                    loose.append((block, warp, sequence, event, None))
-            elif event.verb in (Control.PHASE_END, Control.END):
-                if phase:
-                    phase.end_cycles = event.t_cycles
-                phase = None
-            elif event.verb == Control.RANGE_POP:
-                if stack:
-                    ended = stack.pop()
-                    ended.end_cycles, ended.end_at = event.t_cycles, (block, warp, sequence)
-                else:
-                    doubts["unmatched_pop"] += 1
-            elif event.verb == Control.TOKEN_END:
-                start = tokens.get(event.id if event.id is not None else -1)
-                if start is None or start.end_cycles is not None:
-                    doubts["unmatched_end"] += 1
-                else:
-                    start.end_cycles, start.end_at = event.t_cycles, (block, warp, sequence)
-        cut(last_cycles, phase, stack)
-        doubts["unmatched_push"] += len(stack)
-        loose += [(block, warp, s.sequence, s.event, s) for s in tokens.values() if s.end_cycles is None]
-        spans += own
-    join(loose, doubts)
+                self.begin(Open(*self.where, sequence, event, len(self.stack), missing))
+            else:
+                self.end(sequence, event)
+        self.cut(last_cycles)
+        open_ = [s for s in self.tokens.values() if s.end_cycles is None]
+        self.loose += [(*self.where, s.sequence, s.event, s) for s in open_]
+
+    def cut(self, at_cycles: int) -> None:
+        """Records are missing, or the warp is over: what is open stays without an end."""
+        for span in [*self.stack, *([self.phase] if self.phase else [])]:
+            span.end_cycles, span.flags = at_cycles, span.flags | int(SpanFlag.UNENDED)
+        self.doubts["unmatched_push"] += len(self.stack)
+        self.phase, self.stack = None, []
+
+    def end_phase(self, t_cycles: int) -> None:
+        if self.phase:
+            self.phase.end_cycles = t_cycles
+        self.phase = None
+
+    def begin(self, span: Open) -> None:
+        event = span.event
+        if event.verb == Verb.RANGE_END:
+            self.loose.append((*self.where, span.sequence, event, None))
+            return
+        self.spans.append(span)
+        if event.verb in (Verb.PHASE, Verb.WAIT):
+            self.end_phase(event.t_cycles)
+            self.phase = span
+        elif event.verb in (Verb.MARK, Verb.ARRIVE):
+            span.end_cycles, span.flags = event.t_cycles, int(SpanFlag.INSTANT)
+        elif event.verb == Verb.RANGE_PUSH:
+            self.stack.append(span)
+        else:
+            self.tokens[span.sequence] = span
+
+    def end(self, sequence: int, event: Event) -> None:
+        if event.verb in (Control.PHASE_END, Control.END):
+            self.end_phase(event.t_cycles)
+            return
+        start = self.tokens.get(event.id if event.id is not None else -1)
+        if event.verb == Control.RANGE_POP:
+            start = self.stack.pop() if self.stack else None
+        if start is None or start.end_cycles is not None:
+            self.doubts["unmatched_pop" if event.verb == Control.RANGE_POP else "unmatched_end"] += 1
+        else:
+            start.end_cycles, start.end_at = event.t_cycles, (*self.where, sequence)
+
+
+def plain(cases: dict[tuple[int, int], WarpCase]) -> tuple[list[Open], Counter[str]]:
+    """Spans in order, and counts of what finds no partner, by plain loops."""
+    doubts: Counter[str] = Counter()
+    warps = []
+    for (block, warp), case in sorted(cases.items()):
+        warps.append(PlainWarp(block, warp, doubts))
+        warps[-1].run(case.kept)
+    join([item for warp in warps for item in warp.loose], doubts)
+    spans = [span for warp in warps for span in warp.spans]
     for span in spans:
         if span.end_cycles is None:  # a start that nobody ends: until its stretch's last event
             span.end_cycles, span.flags = stretch_end(cases[span.block, span.warp], span), int(SpanFlag.UNENDED)
@@ -182,9 +199,9 @@ def stretch_end(case: WarpCase, span: Open) -> int:
     return end
 
 
-def join(loose: list[tuple[int, int, int, Event, Open | None]], doubts: Counter[str]) -> None:
+def join(loose: list[Loose], doubts: Counter[str]) -> None:
     for scope in ("block", "launch"):
-        by_key: dict[Any, list[tuple[int, int, int, Event, Open | None]]] = {}
+        by_key: dict[Any, list[Loose]] = {}
         for item in loose:
             key = (item[0] if scope == "block" else 0, item[3].site, item[3].id)
             by_key.setdefault(key, []).append(item)

@@ -1,11 +1,11 @@
 // Reads every SM's clock at edges of the globaltimer: waits for it to change, then reads the clock at once.
-// pairs[block * edges + i] = {globaltimer, clock64, SM}. One block an SM: the host asks for the shared memory that
-// forces it.
+// pairs[block * edges + i] = {globaltimer, clock64, SM}, `gap_ns` apart. One block an SM: the host asks for the shared
+// memory that forces it.
 struct Pair {
   unsigned long long globaltimer_ns, clock_cycles, sm;
 };
 
-extern "C" __global__ void calibrate(Pair* pairs, unsigned edges) {
+extern "C" __global__ void calibrate(Pair* pairs, unsigned edges, unsigned gap_ns) {
   if (threadIdx.x != 0) return;
   unsigned sm;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
@@ -17,5 +17,9 @@ extern "C" __global__ void calibrate(Pair* pairs, unsigned edges) {
       asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
     } while (now == before);
     pairs[blockIdx.x * edges + i] = {now, clock, sm};
+    const unsigned long long wake = now + gap_ns;
+    do {
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    } while (now < wake);
   }
 }

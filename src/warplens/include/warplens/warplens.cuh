@@ -49,31 +49,34 @@ class Recorder {
   using Site = typename Sites::Site;
 
   __device__ __forceinline__ Recorder() {}
-  __device__ __forceinline__ ~Recorder() { storage_.finish(); }
+  __device__ __forceinline__ ~Recorder() {
+    settle_after_wait();
+    storage_.finish();
+  }
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
   // Ends the open phase or wait and begins this phase: one event a boundary.
-  __device__ __forceinline__ void phase(Site site) { storage_.put(code(site, kVerbPhase)); }
+  __device__ __forceinline__ void phase(Site site) { put(code(site, kVerbPhase)); }
   __device__ __forceinline__ void phase(Site site, unsigned payload) { with_payload(site, kVerbPhase, payload); }
   // Ends the open phase or wait and begins none.
-  __device__ __forceinline__ void end_phase() { storage_.put(control(detail::layout::kControlCodePhaseEnd)); }
+  __device__ __forceinline__ void end_phase() { put(control(detail::layout::kControlCodePhaseEnd)); }
 
   // An instant.
-  __device__ __forceinline__ void mark(Site site) { storage_.put(code(site, kVerbMark)); }
+  __device__ __forceinline__ void mark(Site site) { put(code(site, kVerbMark)); }
   __device__ __forceinline__ void mark(Site site, unsigned payload) { with_payload(site, kVerbMark, payload); }
 
   // Ranges that nest, independent of phases.
-  __device__ __forceinline__ void range_push(Site site) { storage_.put(code(site, kVerbRangePush)); }
+  __device__ __forceinline__ void range_push(Site site) { put(code(site, kVerbRangePush)); }
   __device__ __forceinline__ void range_push(Site site, unsigned payload) {
     with_payload(site, kVerbRangePush, payload);
   }
-  __device__ __forceinline__ void range_pop() { storage_.put(control(detail::layout::kControlCodeRangePop)); }
+  __device__ __forceinline__ void range_pop() { put(control(detail::layout::kControlCodeRangePop)); }
 
   // Ranges that may cross others of the same warp.
   __device__ __forceinline__ Token range_start(Site site) {
     const Token token{storage_.next_sequence()};
-    storage_.put(code(site, kVerbRangeStart));
+    put(code(site, kVerbRangeStart));
     return token;
   }
   __device__ __forceinline__ Token range_start(Site site, unsigned payload) {
@@ -82,19 +85,29 @@ class Recorder {
     return token;
   }
   __device__ __forceinline__ void range_end(Token token) {
-    storage_.put(control(detail::layout::kControlCodeTokenEnd) | detail::layout::kCodeId, token.sequence);
+    put(control(detail::layout::kControlCodeTokenEnd) | detail::layout::kCodeId, token.sequence);
   }
 
   // Ranges that may begin in one warp and end in another.
   __device__ __forceinline__ void range_start(Site site, Join joined) { with_id(site, kVerbRangeStart, joined.id); }
   __device__ __forceinline__ void range_end(Site site, Join joined) { with_id(site, kVerbRangeEnd, joined.id); }
 
-  // A phase in which the warp waits for the site's resource; it ends as a phase does.
-  __device__ __forceinline__ void wait(Site site) { storage_.put(code(site, kVerbWait)); }
-  __device__ __forceinline__ void wait(Site site, unsigned payload) { with_payload(site, kVerbWait, payload); }
-  __device__ __forceinline__ void wait(Site site, Join joined) { with_id(site, kVerbWait, joined.id); }
+  // A phase in which the warp waits for the site's resource; it ends as a phase does. Use it for barriers: the mark
+  // behind a `phase` can be taken before __syncthreads() has opened.
+  __device__ __forceinline__ void wait(Site site) {
+    put(code(site, kVerbWait));
+    waits_ = true;
+  }
+  __device__ __forceinline__ void wait(Site site, unsigned payload) {
+    with_payload(site, kVerbWait, payload);
+    waits_ = true;
+  }
+  __device__ __forceinline__ void wait(Site site, Join joined) {
+    with_id(site, kVerbWait, joined.id);
+    waits_ = true;
+  }
   // An instant: the warp has done its part for the site's resource.
-  __device__ __forceinline__ void arrive(Site site) { storage_.put(code(site, kVerbArrive)); }
+  __device__ __forceinline__ void arrive(Site site) { put(code(site, kVerbArrive)); }
   __device__ __forceinline__ void arrive(Site site, unsigned payload) { with_payload(site, kVerbArrive, payload); }
   __device__ __forceinline__ void arrive(Site site, Join joined) { with_id(site, kVerbArrive, joined.id); }
 
@@ -110,14 +123,24 @@ class Recorder {
   __device__ __forceinline__ static constexpr unsigned code(unsigned site, unsigned verb) {
     return site << detail::layout::kCodeSiteShift | verb << detail::layout::kCodeVerbShift;
   }
+  // The mark that ends a wait must not be taken before what was waited for has come: see detail::settle.
+  __device__ __forceinline__ void settle_after_wait() {
+    if (waits_) detail::settle();
+    waits_ = false;
+  }
+  __device__ __forceinline__ void put(unsigned code, unsigned id = 0, unsigned payload = 0) {
+    settle_after_wait();
+    storage_.put(code, id, payload);
+  }
   __device__ __forceinline__ static constexpr unsigned control(unsigned what) { return code(0, what); }
   __device__ __forceinline__ void with_payload(unsigned site, unsigned verb, unsigned payload) {
-    storage_.put(code(site, verb) | detail::layout::kCodePayload, 0, payload);
+    put(code(site, verb) | detail::layout::kCodePayload, 0, payload);
   }
   __device__ __forceinline__ void with_id(unsigned site, unsigned verb, unsigned id) {
-    storage_.put(code(site, verb) | detail::layout::kCodeId, id);
+    put(code(site, verb) | detail::layout::kCodeId, id);
   }
 
+  bool waits_ = false;
   typename Policy::template Storage<Sites::kCodeBits, Sites::kHash> storage_;
 };
 

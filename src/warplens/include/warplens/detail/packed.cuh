@@ -22,21 +22,11 @@ struct Batch {
   u32 count;     // records
   u32 sequence;  // of the first of them
   u32 index;     // lane 0: of the chunk asked for; kNone elsewhere
+  u32 raws;      // bit n: record n is an id or a payload
 };
 
-// Events among the records of lanes start to end: ids and payloads are not counted.
-__device__ __forceinline__ u32 events_between(u32 active, u32 word, u32 start, u32 end) {
-  u32 events = 0;
-  for (u32 i = start; i < end; ++events) {
-    const u32 code = __shfl_sync(active, word, i);
-    i += 1u + ((code & layout::kCodeId) != 0 ? 1u : 0u) + ((code & layout::kCodePayload) != 0 ? 1u : 0u);
-  }
-  return events;
-}
-
 // Space for a chunk, the same in all lanes of `active`; 0 when none is left, and then the loss is counted.
-__device__ __noinline__ u64 find_chunk(u32 active, u32 index, u32 word, u32 start, u32 end) {
-  const u32 events = events_between(active, word, start, end);
+__device__ __noinline__ u64 find_chunk(u32 active, u32 index, u32 events) {
   const u32 leader = __ffs(active) - 1;
   u64 chunk = 0;
   if (read_laneid() == leader) {
@@ -48,8 +38,7 @@ __device__ __noinline__ u64 find_chunk(u32 active, u32 index, u32 word, u32 star
 
 // Word of the block record that belongs into this lane, 24 to 31.
 template <u32 kSitesHash>
-__device__ __forceinline__ u32 block_record_word(u32 lane, u32 begin_globaltimer) {
-  const u64 globaltimer = read_globaltimer();
+__device__ __forceinline__ u32 block_record_word(u32 lane, u32 begin_globaltimer, u64 globaltimer) {
   const u32 words[] = {begin_globaltimer, low(globaltimer), high(globaltimer),
                        read_smid(),       kSitesHash,       high(read_gridid())};
   u32 word = 0;
@@ -61,18 +50,24 @@ __device__ __forceinline__ u32 block_record_word(u32 lane, u32 begin_globaltimer
 // The rare way to write: lanes are missing or disagree, or the cursor is at its end. Each run of neighbouring records
 // that are there becomes a chunk; what stood in absent lanes is a gap in `sequence`.
 template <u32 kSitesHash>
-__device__ __noinline__ void write_unusual(Batch batch, u64 base, u32 flags, u32 begin_globaltimer) {
+__device__ __noinline__ void write_unusual(Batch batch, u64 base, u64 globaltimer, u32 flags, u32 begin_globaltimer) {
   const u32 active = __activemask();
   const u32 lane = read_laneid();
   const u32 leader = __ffs(active) - 1;
   if (active != kFullMask) flags |= layout::kFlagPartial;
   if (!__all_sync(active, batch.count == __shfl_sync(active, batch.count, leader))) flags |= layout::kFlagNonuniform;
   u32 pending = __ballot_sync(active, lane - kFirstLane < batch.count);
+  const u32 raws = batch.raws << kFirstLane;
   do {
     const u32 start = pending != 0 ? __ffs(pending) - 1 : kFirstLane;
+    if ((pending & raws) >> start & 1u) {  // its event is missing: the bare word means nothing
+      pending &= pending - 1u;
+      continue;
+    }
     const u32 length = __ffs(~(pending >> start)) - 1;  // at most 26 bits are set
-    pending &= ~(((1u << length) - 1u) << start);
-    const u64 chunk = find_chunk(active, batch.index, batch.word, start, start + length);
+    const u32 run = ((1u << length) - 1u) << start;
+    pending &= ~run;
+    const u64 chunk = find_chunk(active, batch.index, __popc(run & ~raws));
     batch.index = kNone;
     if (chunk == 0) continue;
     u32 run_flags = pending != 0 ? flags & ~layout::kFlagLast : flags;
@@ -89,7 +84,7 @@ __device__ __noinline__ void write_unusual(Batch batch, u64 base, u32 flags, u32
       store_word(chunk + 4u * (layout::kHeaderWords + lane - start), batch.word);
     }
     if (block_record && lane >= layout::kBlockRecordWord) {
-      store_word(chunk + 4u * lane, block_record_word<kSitesHash>(lane, begin_globaltimer));
+      store_word(chunk + 4u * lane, block_record_word<kSitesHash>(lane, begin_globaltimer, globaltimer));
     }
   } while (pending != 0);
 }
@@ -107,10 +102,10 @@ class Packed {
     const u32 words = 1 + (has_id ? 1 : 0) + (has_payload ? 1 : 0);
     const u64 clock = read_clock();
     if (count_ == 0 && sequence_ == 0 && linear_warp() == 0) begin_globaltimer_ = low(read_globaltimer());
-    if (count_ + words > limit_) make_room(high(clock));
+    if (count_ + words > limit_) make_room(clock);
     keep_event(low(clock), code);
-    if (has_id) keep(id);
-    if (has_payload) keep(payload);
+    if (has_id) keep_raw(id);
+    if (has_payload) keep_raw(payload);
   }
 
   // Index that the next record will have in the warp's own count.
@@ -118,14 +113,16 @@ class Packed {
 
   __device__ __forceinline__ void finish() {
     const u64 base = read_clock();
-    if (limit_ == kUnasked) make_room(high(base));
+    u64 globaltimer = 0;
+    if (linear_warp() == 0) globaltimer = read_globaltimer();
+    if (limit_ == kUnasked) make_room(base);
     if (limit_ == kOff) return;
     // A block record needs the room of the last records: warp 0 may have to write twice.
     if (count_ > layout::kBlockRecordSlots && linear_warp() == 0) {
-      write<false>(base);
+      write<false>(base, 0);
       begin_chunk();
     }
-    write<true>(base);
+    write<true>(base, globaltimer);
   }
 
  private:
@@ -146,17 +143,18 @@ class Packed {
     ++count_;
   }
 
-  __device__ __forceinline__ void keep(u32 word) {
+  __device__ __forceinline__ void keep_raw(u32 word) {
+    raws_ |= 1u << count_;
     word_ = count_ == 0 || lane_ >= kFirstLane + count_ ? word : word_;
     ++count_;
   }
 
   // Space is asked for at the second record: behind the kernel's own first loads, so that the answer arrives
-  // behind the rest of the kernel. `clock_high` keeps ptxas from doing any of it earlier.
-  __device__ __forceinline__ void make_room(u32 clock_high) {
+  // behind the rest of the kernel. `clock` keeps ptxas from doing any of it earlier.
+  __device__ __forceinline__ void make_room(u64 clock) {
     if (limit_ == kUnasked) {
       lane_ = read_laneid();
-      const u32 mode = mode_ + (clock_high >> 31);
+      const u32 mode = mode_ + (high(clock) >> 31);
       limit_ = layout::kRecordSlots;
       if (mode != layout::kModeAll && !is_recorded(mode)) {
         limit_ = kOff;
@@ -166,7 +164,7 @@ class Packed {
     } else if (limit_ == kOff) {
       count_ = 0;
     } else {
-      write<false>(read_clock());
+      write<false>(clock, 0);
       begin_chunk();
     }
   }
@@ -174,12 +172,13 @@ class Packed {
   __device__ __forceinline__ void begin_chunk() {
     sequence_ += count_;
     count_ = 0;
+    raws_ = 0;
     if (lane_ == 0) index_ = ask_for_chunk();
   }
 
   // Writes the records kept; the whole warp stores one chunk where all is as usual.
   template <bool kLast>
-  __device__ __forceinline__ void write(u64 base) {
+  __device__ __forceinline__ void write(u64 base, u64 globaltimer) {
     constexpr u32 kFlags = kLast ? layout::kFlagLast : 0u;
     bool usual = __activemask() == kFullMask;
     u32 index = index_;
@@ -191,7 +190,8 @@ class Packed {
           __all_sync(kFullMask, kept == ((1u << count_) - 1u) << kFirstLane && index < warplens_device.shared_chunks);
     }
     if (!usual) {
-      write_unusual<kSitesHash>({word_, count_, sequence_, index_}, base, kFlags, begin_globaltimer_);
+      write_unusual<kSitesHash>({word_, count_, sequence_, index_, raws_}, base, globaltimer, kFlags,
+                                begin_globaltimer_);
       return;
     }
     const u64 chunk = chunk_address(index);
@@ -207,7 +207,8 @@ class Packed {
     u32 words = (layout::kHeaderWords + count_ + 7u) & ~7u;  // whole sectors of 32 bytes
     if (kLast && warp == 0) {
       words = layout::kChunkWords;
-      if (lane_ >= layout::kBlockRecordWord) word = block_record_word<kSitesHash>(lane_, begin_globaltimer_);
+      if (lane_ >= layout::kBlockRecordWord)
+        word = block_record_word<kSitesHash>(lane_, begin_globaltimer_, globaltimer);
     }
     if (lane_ < words) store_word(chunk + lane_ * 4u, word);
   }
@@ -219,6 +220,7 @@ class Packed {
   u32 limit_ = kUnasked;
   u32 index_ = kNone;
   u32 sequence_ = 0;
+  u32 raws_ = 0;
   u32 begin_globaltimer_;  // of the block's first warp
 };
 

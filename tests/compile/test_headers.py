@@ -1,0 +1,131 @@
+"""The device headers by themselves: each compiles alone, off leaves nothing, sites are read back. No GPU."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from warplens import errors, layout
+from warplens.capture.compile import compile_cubin
+from warplens.capture.modules import read_site_sets, read_symbols
+
+pytestmark = pytest.mark.compile
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
+INCLUDE = Path(str(files("warplens") / "include"))
+HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.cuh"))
+POLICIES = ("packed", "staged")
+
+VERBS = """
+  auto token = rec.range_start(s::a);
+  rec.phase(s::a);
+  rec.phase(s::b, n);
+  rec.mark(s::a);
+  rec.mark(s::b, n);
+  rec.range_push(s::a);
+  rec.range_push(s::b, n);
+  rec.range_pop();
+  rec.range_pop();
+  rec.range_end(token);
+  rec.range_start(s::a, warplens::join(n));
+  rec.range_end(s::a, warplens::join(n));
+  rec.wait(s::a);
+  rec.wait(s::b, n);
+  rec.wait(s::a, warplens::join(n));
+  rec.arrive(s::a);
+  rec.arrive(s::b, n);
+  rec.arrive(s::a, warplens::join(n));
+  rec.end_phase();
+"""
+KERNEL = """
+__global__ void k(float* p, unsigned n) {
+  RECORDER
+  for (unsigned i = threadIdx.x; i < n; i += blockDim.x) {
+    p[i] = p[i] * 2.0f + 1.0f;
+    VERBS
+    __syncthreads();
+    p[i] += p[(i + 1) % n];
+  }
+}
+"""
+
+
+def marked(recorder: str) -> str:
+    kernel = KERNEL.replace("RECORDER", recorder).replace("VERBS", VERBS)
+    return f"#include <warplens/warplens.cuh>\nWARPLENS_SITES(s, a, b);\n{kernel}"
+
+
+def machine_code(cubin: bytes) -> bytes:
+    """Content of the section .text.<kernel>, found by the kernel's symbol."""
+    (code,) = [content for name, content in read_symbols(cubin, "_Z1k") if content]
+    return code
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("header", HEADERS)
+def test_each_header_compiles_alone(header: str, arch: str) -> None:
+    compiled = compile_cubin(f"#include <{header}>\n__global__ void k() {{}}\n", [], arch=arch)
+    assert compiled.cubin[:4] == b"\x7fELF"
+    assert "warning" not in compiled.log
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_verb_compiles_in_every_policy(policy: str, arch: str) -> None:
+    source = marked("warplens::Recorder<s> rec;")
+    compiled = compile_cubin(source, ["k"], arch=arch, options=[f"-DWARPLENS_POLICY={policy}"])
+    assert "error" not in compiled.log
+    assert any(True for _ in read_symbols(compiled.cubin, "_Z1k"))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_verb_switched_off_leaves_the_machine_code_of_the_bare_kernel(arch: str) -> None:
+    off = compile_cubin(marked("warplens::Recorder<s, false> rec;"), ["k"], arch=arch)
+    bare = compile_cubin(KERNEL.replace("RECORDER", "").replace("VERBS", ""), ["k"], arch=arch)
+    on = compile_cubin(marked("warplens::Recorder<s, true> rec;"), ["k"], arch=arch)
+    assert machine_code(off.cubin) == machine_code(bare.cubin)
+    assert machine_code(on.cubin) != machine_code(bare.cubin)
+
+
+def test_names_kinds_and_resources_of_any_text_are_read_back() -> None:
+    source = r"""#include <warplens/warplens.cuh>
+#define LIST(X) X(a, "größe 漢字 \"q\" </script> 🙂", wait, "bar 1, 2") X(b, "", phase, "")
+WARPLENS_SITES_FROM(long_form, LIST);
+WARPLENS_SITES(short_form, load, store);
+"""
+    long_form, short_form = read_site_sets(compile_cubin(source, [], arch="sm_90a", filename="x.cu").cubin)
+    assert [site["name"] for site in long_form["sites"]] == ['größe 漢字 "q" </script> 🙂', ""]
+    assert long_form["sites"][0]["kind"] == "wait"
+    assert long_form["sites"][0]["resource"] == "bar 1, 2"
+    assert long_form["hash"] == layout.sites_hash("long_form")
+    assert [(site["id"], site["name"], site["line"]) for site in short_form["sites"]] == [
+        (1, "load", 4),
+        (2, "store", 4),
+    ]
+    assert short_form["sites"][0]["file"] == "x.cu"
+
+
+@pytest.mark.parametrize("count", [1, 300, layout.MAX_SITES])
+def test_a_set_holds_as_many_sites_as_the_layout_allows(count: int) -> None:
+    names = ", ".join(f"site_{i}" for i in range(count))
+    source = f"""#include <warplens/warplens.cuh>
+WARPLENS_SITES(s, {names});
+static_assert(s::kCodeBits == {layout.code_bits(count)}, "as layout.py says");
+"""
+    (found,) = read_site_sets(compile_cubin(source, [], arch="sm_90a").cubin)
+    assert len(found["sites"]) == count
+
+
+def test_one_site_too_many_is_refused_by_the_compiler() -> None:
+    names = ", ".join(f"site_{i}" for i in range(layout.MAX_SITES + 1))
+    with pytest.raises(errors.CompileError, match="1 to 1023 sites"):
+        compile_cubin(f"#include <warplens/warplens.cuh>\nWARPLENS_SITES(s, {names});", [], arch="sm_90a")
+
+
+def test_a_source_without_sites_has_none_and_a_kind_that_does_not_exist_is_refused() -> None:
+    assert read_site_sets(compile_cubin("__global__ void k() {}", [], arch="sm_90a").cubin) == []
+    source = '#include <warplens/warplens.cuh>\n#define L(X) X(a, "n", nap, "")\nWARPLENS_SITES_FROM(s, L);'
+    with pytest.raises(errors.SitesError, match="nap"):
+        read_site_sets(compile_cubin(source, [], arch="sm_90a").cubin)

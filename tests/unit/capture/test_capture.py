@@ -1,0 +1,179 @@
+"""What capture does without a GPU: arguments, options, the arena's arithmetic, symbols of modules, clear errors."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warplens import errors, layout
+from warplens.capture import arena, cuda, driver, machine, modules
+from warplens.capture import compile as compiler
+from warplens.capture.arguments import Arguments, pointer_of
+from warplens.capture.options import RecordOptions, stream_handle
+
+
+def packed(value: Any, size: int | None) -> bytes:
+    arguments = Arguments([value], None if size is None else [size])
+    address = ctypes.cast(arguments.table, ctypes.POINTER(ctypes.c_void_p))[0]
+    assert address is not None
+    return ctypes.string_at(address, size or 4)
+
+
+class OnGpu:
+    def __init__(self, strides: tuple[int, ...] | None = None) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (0x7F0000001000, False),
+            "shape": (4, 8),
+            "strides": strides,
+            "typestr": "<f4",
+        }
+
+
+def test_numbers_take_the_width_of_the_kernels_parameter() -> None:
+    assert packed(-2, 8) == struct.pack("<q", -2)
+    assert packed(7, 2) == struct.pack("<H", 7)
+    assert packed(True, 1) == b"\1"
+    assert packed(0.5, 8) == struct.pack("<d", 0.5)
+    assert packed(0.5, 4) == struct.pack("<f", 0.5)
+    assert packed(np.float16(1.5), 2) == np.float16(1.5).tobytes()
+    assert packed(ctypes.c_uint32(9), 4) == struct.pack("<I", 9)
+    assert packed(None, 8) == bytes(8)
+
+
+def test_arrays_are_passed_by_their_device_address() -> None:
+    assert packed(OnGpu(), 8) == struct.pack("<Q", 0x7F0000001000)
+    assert pointer_of(OnGpu((32, 4))) == 0x7F0000001000
+    with pytest.raises(errors.UsageError, match="gaps"):
+        pointer_of(OnGpu((64, 4)))
+
+
+@pytest.mark.parametrize(
+    ("values", "sizes", "text"),
+    [
+        ([1], [4, 4], "takes 2 arguments, 1 were given"),
+        ([1 << 40], [4], "only 4 bytes"),
+        ([np.float64(1)], [4], "8 bytes, the kernel's parameter 4"),
+        (["text"], [8], "is a str"),
+        ([np.zeros((4, 4))[:, ::2]], [8], "C-contiguous"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(values: list[Any], sizes: list[int], text: str) -> None:
+    with pytest.raises(errors.UsageError, match=text):
+        Arguments(values, sizes)
+
+
+@given(st.integers(layout.ARENA_OFFSET, 1 << 37))
+def test_shares_and_rest_use_the_arena_and_no_more(capacity_bytes: int) -> None:
+    shared, chunks = arena.divide(capacity_bytes)
+    assert shared % layout.CURSOR_COUNT == 0
+    assert 0 <= shared <= chunks
+    assert chunks * layout.CHUNK_BYTES + layout.ARENA_OFFSET <= capacity_bytes
+    assert capacity_bytes - chunks * layout.CHUNK_BYTES - layout.ARENA_OFFSET < layout.CHUNK_BYTES
+
+
+@pytest.mark.parametrize("capacity_bytes", [0, -1, layout.ARENA_OFFSET - 1, 1 << 50])
+def test_a_capacity_that_cannot_be_is_refused(capacity_bytes: int) -> None:
+    with pytest.raises(errors.UsageError, match="capacity"):
+        arena.divide(capacity_bytes)
+
+
+def test_options_are_checked_by_name_and_value() -> None:
+    assert RecordOptions(warps=(0, 3)).warp_mask == 0b1001
+    assert RecordOptions().warp_mask == 0xFFFFFFFF
+    with pytest.raises(errors.UsageError, match=r"'round'.*rounds"):
+        RecordOptions.of({"round": 3})
+    for bad in ({"rounds": -1}, {"launches": 0}, {"every_block": 0}, {"warps": (32,)}):
+        with pytest.raises(errors.UsageError):
+            RecordOptions.of(bad)
+
+
+def test_streams_of_all_libraries_are_taken() -> None:
+    class Torch:
+        cuda_stream = 11
+
+    class Protocol:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, 12)
+
+    assert [stream_handle(s) for s in (None, 5, Torch(), Protocol())] == [0, 5, 11, 12]
+    with pytest.raises(errors.UsageError, match="stream is a str"):
+        stream_handle("default")
+
+
+@pytest.mark.parametrize(
+    ("name", "clean"),
+    [
+        ("k<true>", "k<false>"),
+        ("rmsnorm_fwd<__nv_bfloat16, true>", "rmsnorm_fwd<__nv_bfloat16, false>"),
+        ("k<true, true>", None),
+        ("k", None),
+    ],
+)
+def test_the_clean_kernel_is_found_where_one_argument_is_true(name: str, clean: str | None) -> None:
+    assert cuda._clean_name(name) == clean
+
+
+@pytest.mark.parametrize("value", [0, (), (1, 2, 3, 4), (1, -1)])
+def test_a_grid_has_one_to_three_positive_numbers(value: Any) -> None:
+    assert cuda.dim3((2, 3), "grid") == (2, 3, 1)
+    with pytest.raises(errors.UsageError, match="grid"):
+        cuda.dim3(value, "grid")
+
+
+@pytest.mark.parametrize("content", [b"", b"MZ", b"\x7fELF\x02", b"\x7fELF\x02" + b"\xff" * 200])
+def test_a_module_that_is_no_elf_file_is_told_so(content: bytes) -> None:
+    with pytest.raises(errors.SitesError, match="module"):
+        modules.read_site_sets(content)
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_behind_an_elf_head_raise_nothing_else(tail: bytes) -> None:
+    head = b"\x7fELF\x02" + bytes(35) + struct.pack("<Q", 64) + bytes(10) + struct.pack("<HH", 64, 3) + bytes(2)
+    try:
+        list(modules.read_symbols(head + tail, ""))
+    except errors.SitesError:
+        return
+
+
+def test_a_site_table_that_cannot_be_read_is_refused() -> None:
+    for content in (
+        b"",
+        b"load, store",
+        b"load\x1dfile",
+        b"\x1eone\x1fphase\x1dfile\x1d3",
+        b"\x1ea\x1fnap\x1f\x1dfile\x1d3",
+    ):
+        with pytest.raises(errors.SitesError):
+            modules.parse_sites("s", content)
+
+
+def test_without_the_bindings_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    driver.bindings.cache_clear()
+    with pytest.raises(errors.MissingDependencyError, match=r"pip install 'warplens\[cu13\]'"):
+        driver.bindings()
+    with pytest.raises(errors.MissingDependencyError, match=r"pip install 'warplens\[cu13\]'"):
+        compiler.load_nvrtc()
+
+
+def test_without_nvml_the_state_is_unknown_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    assert set(machine.clock_state(0).values()) == {None}
+
+
+def test_a_source_that_is_not_there_is_a_file_error(tmp_path: Any) -> None:
+    with pytest.raises(errors.FileError, match=r"nowhere\.cu"):
+        cuda.CudaKernel.from_file(tmp_path / "nowhere.cu", "k<true>")
