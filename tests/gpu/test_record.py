@@ -119,6 +119,20 @@ def test_a_wait_longer_than_the_clocks_low_half_is_never_told_wrong(threads: int
         assert exact
 
 
+@pytest.mark.parametrize("threads", [64, 63])
+def test_a_wait_at_a_barrier_lasts_until_the_last_warp_has_come(threads: int) -> None:
+    late_cycles = 100_000
+    body = """
+  if (threadIdx.x >= 32) for (long long t = clock64(); clock64() - t < n;) {}
+  r.wait(s::a);
+  __syncthreads();
+  r.phase(s::b);"""
+    trace = record(kernel(body, "float* p, long long n"), 1, threads, np.int64(late_cycles))
+    waits = trace.spans.filter(pl.col("site") == 0).sort("warp")["duration_cycles"].to_list()
+    assert waits[0] > 0.9 * late_cycles
+    assert waits[1] < 0.1 * late_cycles
+
+
 def test_ranges_join_across_warps_by_their_id() -> None:
     source = r"""#include <warplens/warplens.cuh>
 #define LIST(X)                                   \

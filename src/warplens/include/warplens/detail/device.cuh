@@ -22,13 +22,15 @@ __device__ __forceinline__ u64 read_clock() {
   return value;
 }
 
-// Lets a barrier take effect. BAR.SYNC does not hold a warp at once: a clock read right behind it is taken before the
-// barrier opens (measured on an H200: 14 cycles after it, whoever was missing). What goes through the same queue
-// comes back only behind the barrier, and the branch keeps the clock read behind that.
+// Lets a barrier take effect. BAR.SYNC does not hold a warp at once: a clock read right behind it was taken 14 cycles
+// later on an H200, whoever was still missing. A shuffle goes through the queue that the barrier goes through, and the
+// branch on its result keeps the clock read behind it. tests/gpu holds that the wait is then seen.
 __device__ __forceinline__ void settle() {
-  u32 value = 1;
+  // Differs from lane to lane and is below 2^31, which ptxas does not know: it leaves out a shuffle whose result it
+  // knows.
+  u32 value = gridDim.x | threadIdx.x;
   asm volatile("shfl.sync.idx.b32 %0, %0, 0, 31, %1;" : "+r"(value) : "r"(__activemask()) : "memory");
-  if (value == 0) asm volatile("nanosleep.u32 0;" ::: "memory");  // never
+  if (value == 0xffffffffu) asm volatile("nanosleep.u32 0;" ::: "memory");  // never
 }
 
 __device__ __forceinline__ u64 read_globaltimer() {
