@@ -16,7 +16,7 @@ _STORE = ("packed.cuh", "if (lane_ < words) store_word(", "if (lane_ < words && 
 _ASK = (
     "packed.cuh",
     "        index_ = ask_for_chunk();\n      }\n    } else",
-    "        index_ = 0;\n      }\n    } else",
+    "        index_ = blockIdx.x * 20u + threadIdx.x / 32u;\n      }\n    } else",
 )
 _END = ("packed.cuh", "if (limit_ == kOff) return;", "if (limit_ == kOff || word_ != 0x12345678u) return;")
 ABLATIONS = {

@@ -49,7 +49,9 @@ class Chunks:
     lost: I64
     """Records missing between this chunk and the one before it in the warp (or the warp's begin)."""
     reach_cycles: I64
-    """Cycles from the earliest time that an event of the chunk can have to base_cycles (times.bound_chunks)."""
+    """Cycles from the earliest time that an event of the chunk can have to base_cycles (bounds.py)."""
+    likely: Bool
+    """Not proven, but its block's begin says that all its events lie where their records tell."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -169,6 +171,7 @@ def _columns(row: I64, head: U32, launch: I64, shape: _Shape) -> Chunks:
         base_cycles=wide[layout.WORD_BASE_HIGH] << 32 | wide[layout.WORD_BASE_LOW],
         lost=np.zeros(len(row), np.int64),
         reach_cycles=np.zeros(len(row), np.int64),
+        likely=np.zeros(len(row), np.bool_),
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from warplens import layout
 from warplens.decode.chunks import I64, U32, Bool, Chunks, starts
-from warplens.decode.problems import Problems
+from warplens.decode.problems import Problems, Severity
 from warplens.layout import ChunkFlag, Control, Verb
 
 U8 = npt.NDArray[np.uint8]
@@ -161,17 +161,31 @@ def _unwrap_ages(events: Events, chunks: Chunks, far: Bool, code_bits: int, prob
     doubtful = far & (chunks.reach_cycles - oldest >= turn)
     events.age = np.where(np.repeat(far, events.per_chunk), age, events.age)
     events.wrapped = np.repeat(doubtful, events.per_chunk)
-    at = np.flatnonzero(doubtful & (chunks.count > 0))
-    problems.places(
-        "wrapped",
-        "error",
-        f"records that may lie farther apart than the {turn} cycles they can tell: times are right modulo that many",
-        launch=chunks.launch[at],
-        block=chunks.block[at],
-        warp=chunks.warp[at],
-        sequence=chunks.sequence[at],
-        count=chunks.count[at],
+    doubtful &= chunks.count > 0
+    texts: tuple[tuple[Bool, Severity, str], ...] = (
+        (
+            doubtful & ~chunks.likely,
+            "error",
+            f"records that may lie farther apart than the {turn} cycles they can tell",
+        ),
+        (
+            doubtful & chunks.likely,
+            "note",
+            f"nothing proves that a warp began within {turn} cycles of its block's first",
+        ),
     )
+    for which, severity, text in texts:
+        at = np.flatnonzero(which)
+        problems.places(
+            "wrapped",
+            severity,
+            text + ": times are right modulo that many",
+            launch=chunks.launch[at],
+            block=chunks.block[at],
+            warp=chunks.warp[at],
+            sequence=chunks.sequence[at],
+            count=chunks.count[at],
+        )
 
 
 def tell(problems: Problems, kind: str, severity: Any, text: str, events: Events, chunks: Chunks, which: Any) -> None:

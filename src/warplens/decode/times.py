@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from warplens import clock, layout
+from warplens.decode.bounds import UNBOUNDED, Around, Begins, Calibrations, bound
 from warplens.decode.chunks import I64, U32, Bool, Chunks, starts
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.spans import Axis
@@ -20,12 +21,12 @@ from warplens.layout import ChunkFlag
 
 _PAIRS_PER_SM: Final = 12
 """Blocks used per SM: more do not narrow its line, 32 ns / 24 is below the error of reading a pair."""
-_END_LATE_NS: Final = 250.0
-"""A block's end reads globaltimer some instructions after its clock; other warps may take their turns between."""
-_EARLY_CYCLES: Final = 16384
-"""Other warps of a block may begin so much before its first warp, and a base may be read so much after the first
-event of the next chunk; about 1000 and 100 were seen, and globaltimer tells the begin to a step."""
-_UNBOUNDED: Final = np.iinfo(np.int64).max
+_END_LATE_NS: Final = 32.0
+"""A block's end reads globaltimer a few cycles after its clock; another warp's turn may come between."""
+_ROUGH_ERROR: Final = 1e-2
+"""Of a rate before the fit."""
+_WORD_NS: Final = 2.0**32
+"""The low word of globaltimer turns."""
 _SM_MASK: Final = (1 << layout.META_SM_BITS) - 1
 
 
@@ -95,82 +96,95 @@ def fit_times(
 ) -> Times:
     """Fits a clock per launch, sets a provisional origin near the first one, and bounds how far back chunks reach.
 
-    `code_bits` is per launch. Fills `chunks.reach_cycles`.
+    `code_bits` is per launch. Fills `chunks.reach_cycles` and `chunks.likely`.
     """
     clocks: list[clock.ClockMap | None] = [None] * len(manifest["launches"])
     bounds = np.searchsorted(chunks.launch, np.arange(len(clocks) + 1)).tolist()
     record_bounds = np.searchsorted(records.chunk, bounds).tolist()
     size = len(chunks)
     axis = Axis(np.zeros(size, np.int64), np.zeros(size), np.ones(size), np.zeros(size, np.int64))
-    begin_cycles = np.zeros(len(records.chunk), np.int64)
+    begins = Begins(np.zeros(len(records.chunk), np.int64), np.zeros(len(records.chunk), np.bool_))
+    calibrations = Calibrations(manifest["calibration"], len(clocks))
+    age_cycles = np.full(size, UNBOUNDED)
     for launch, (low, high) in enumerate(pairwise(bounds)):
         if low == high:
             continue
-        own = slice(record_bounds[launch], record_bounds[launch + 1])
-        sms = np.flatnonzero(np.bincount(chunks.sm[low:high]))
-        fitted, begin_cycles[own] = _fit_launch(chunks, records, own, sms, code_bits[launch], manifest)
+        part, own = slice(low, high), slice(record_bounds[launch], record_bounds[launch + 1])
+        sm = chunks.sm[part]
+        around = calibrations.around(launch, sm, chunks.base_cycles[part])
+        age_cycles[part] = around.age_cycles(sm, chunks.base_cycles[part])
+        launched = _Launch(chunks, records, own, 1 << (32 - code_bits[launch]), manifest, around)
+        fitted = launched.fit(np.flatnonzero(np.bincount(sm)))
+        begins.cycles[own], begins.sure[own] = launched.begin_cycles, launched.surely_begun(age_cycles)
         clocks[launch] = fitted
         for doubt in fitted.problems:
             problems.add(Problem(doubt.kind, doubt.count, doubt.severity, doubt.text, launch))
-        sm = chunks.sm[low:high]
-        axis.base_cycles[low:high] = fitted.base_cycles[sm]
-        axis.offset_ns[low:high] = fitted.offset_ns[sm]
-        axis.ns_per_cycle[low:high] = fitted.ns_per_cycle[sm]
-        axis.base_ns[low:high] = fitted.base_ns
-    _bound(chunks, records, begin_cycles)
+        axis.base_cycles[part] = fitted.base_cycles[sm]
+        axis.offset_ns[part] = fitted.offset_ns[sm]
+        axis.ns_per_cycle[part] = fitted.ns_per_cycle[sm]
+        axis.base_ns[part] = fitted.base_ns
+    turns = np.array([1 << (32 - bits) for bits in code_bits] or [0], np.int64)
+    bound(chunks, records.first_chunk, records.of_chunk, begins, turns, age_cycles)
     origin_ns = min((fitted.base_ns for fitted in clocks if fitted is not None), default=0)
     axis.base_ns -= origin_ns
     return Times(clocks, origin_ns, axis)
 
 
-def _bound(chunks: Chunks, records: BlockRecords, begin_cycles: I64) -> None:
-    """How far back each chunk's events can reach: to the base of the warp's chunk before, or to the block's begin.
+class _Launch:
+    """The block records of one launch: when its blocks began and ended, by both clocks."""
 
-    In a chunk with the flag EXACT they reach less far than their records can tell: 0.
-    """
-    first = chunks.first_of_warp
-    since = np.append(0, chunks.base_cycles[:-1])[: len(first)]
-    begins = np.flatnonzero(first & (records.of_chunk >= 0))
-    begins = begins[records.begun[records.of_chunk[begins]]]
-    since[begins] = begin_cycles[records.of_chunk[begins]]
-    bounded = ~first
-    bounded[begins] = True
-    chunks.reach_cycles = chunks.base_cycles - since + _EARLY_CYCLES
-    chunks.reach_cycles[~bounded] = _UNBOUNDED
-    chunks.reach_cycles[chunks.has(ChunkFlag.EXACT)] = 0
+    def __init__(
+        self, chunks: Chunks, records: BlockRecords, own: slice, turn: int, manifest: dict[str, Any], around: Around
+    ) -> None:
+        self._manifest, self._around, self._turn = manifest, around, turn
+        self._chunk, self._first, self._begun = records.chunk[own], records.first_chunk[own], records.begun[own]
+        self._sm, self._end_ns = records.sm[own], records.end_globaltimer_ns[own]
+        self._end_cycles = chunks.base_cycles[self._chunk]
+        few = self._few = _thinned(self._sm)
+        self._rough = clock.rough_ns_per_cycle(
+            self._sm[few],
+            self._end_ns[few],
+            self._end_cycles[few],
+            calibration=around.pairs,
+            nominal_cycles_per_ns=_reported_rate(manifest),
+        )
+        low, least = records.begin_globaltimer_low[own], self._end_cycles - chunks.base_cycles[self._first]
+        self._begin_ns, near = clock.begins(self._end_ns, self._end_cycles, low, least, self._rough)
+        # Record 0 tells its clock modulo a turn: the one nearest to what globaltimer says.
+        told = (records.first_word[own] >> np.uint32(33 - turn.bit_length())).astype(np.int64)
+        off = (told - near) & (turn - 1)
+        self.begin_cycles: I64 = near + np.where(off >= turn // 2, off - turn, off)
 
+    def fit(self, sms: I64) -> clock.ClockMap:
+        """The launch's clock; `sms` need a line."""
+        few, begun = self._few, self._few & self._begun
+        step_ns = self._manifest["globaltimer_step_ns"]
+        late_ns = _END_LATE_NS + (step_ns or clock.DEFAULT_STEP_NS)
+        return clock.fit(
+            np.concatenate([self._sm[begun], self._sm[few]]),
+            np.concatenate([self._begin_ns[begun], self._end_ns[few]]),
+            np.concatenate([self.begin_cycles[begun], self._end_cycles[few]]),
+            step_ns=step_ns,
+            late_ns=np.repeat([0.0, late_ns], [int(begun.sum()), int(few.sum())]),
+            calibration=self._around.pairs,
+            nominal_cycles_per_ns=_reported_rate(self._manifest),
+            wanted_sms=sms,
+            unknown_sm=layout.META_SM_UNKNOWN,  # audit.py tells its blocks
+        )
 
-def _fit_launch(
-    chunks: Chunks, records: BlockRecords, own: slice, sms: I64, code_bits: int, manifest: dict[str, Any]
-) -> tuple[clock.ClockMap, I64]:
-    """The clock of the launch with the records `own`, and roughly clock64 at the begin of each of its blocks."""
-    calibration, nominal = manifest["calibration"], _reported_rate(manifest)
-    chunk, first = records.chunk[own], records.first_chunk[own]
-    sm, end_ns, end_cycles = records.sm[own], records.end_globaltimer_ns[own], chunks.base_cycles[chunk]
-    few = _thinned(sm)
-    rough = clock.rough_ns_per_cycle(
-        sm[few], end_ns[few], end_cycles[few], calibration=calibration, nominal_cycles_per_ns=nominal
-    )
-    low = records.begin_globaltimer_low[own]
-    begin_ns, near = clock.begins(end_ns, end_cycles, low, end_cycles - chunks.base_cycles[first], rough)
-    # Record 0 tells its clock modulo a turn: the one nearest to what globaltimer says.
-    turn = 1 << (32 - code_bits)
-    told = (records.first_word[own] >> np.uint32(code_bits)).astype(np.int64)
-    off = (told - near) & (turn - 1)
-    begin_cycles = near + np.where(off >= turn // 2, off - turn, off)
-    begun = few & records.begun[own]
-    fitted = clock.fit(
-        np.concatenate([sm[begun], sm[few]]),
-        np.concatenate([begin_ns[begun], end_ns[few]]),
-        np.concatenate([begin_cycles[begun], end_cycles[few]]),
-        step_ns=manifest["globaltimer_step_ns"],
-        late_ns=np.repeat([0.0, _END_LATE_NS], [int(begun.sum()), int(few.sum())]),
-        calibration=calibration,
-        nominal_cycles_per_ns=nominal,
-        wanted_sms=sms,
-        unknown_sm=layout.META_SM_UNKNOWN,  # audit.py tells its blocks
-    )
-    return fitted, begin_cycles
+    def surely_begun(self, age_cycles: I64) -> Bool:
+        """Blocks whose begin is known to the cycle: a rough rate leaves one turn of record 0 and of globaltimer.
+
+        `age_cycles` is per chunk: how long ago the calibration before the launch was. Without one, a first chunk of
+        the block's first warp is taken to hold less than 4.29 s.
+        """
+        elapsed_ns = (self._end_ns - self._begin_ns).astype(np.float64)
+        half_ns = self._turn / 2 * self._rough
+        step_ns = float(self._manifest["globaltimer_step_ns"] or clock.DEFAULT_STEP_NS)
+        sure = self._begun & (elapsed_ns * _ROUGH_ERROR + step_ns + _END_LATE_NS < half_ns)
+        age = age_cycles[self._first]
+        turned = (age != UNBOUNDED) & (age * self._rough * (1 + _ROUGH_ERROR) >= _WORD_NS)
+        return np.asarray(sure & ~turned)
 
 
 def _reported_rate(manifest: dict[str, Any]) -> float | None:
