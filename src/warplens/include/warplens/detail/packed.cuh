@@ -58,6 +58,7 @@ __device__ __noinline__ void write_unusual(Batch batch, u64 base, u64 globaltime
   if (!__all_sync(active, batch.count == __shfl_sync(active, batch.count, leader))) flags |= layout::kFlagNonuniform;
   u32 pending = __ballot_sync(active, lane - kFirstLane < batch.count);
   const u32 raws = batch.raws << kFirstLane;
+  if (pending == 0 && batch.count != 0) return;  // what is kept lies in lanes that are elsewhere
   do {
     const u32 start = pending != 0 ? __ffs(pending) - 1 : kFirstLane;
     if ((pending & raws) >> start & 1u) {  // its event is missing: the bare word means nothing
