@@ -139,7 +139,7 @@ class CudaKernel:
             )
         entry = {
             "name": self.name,
-            "site_set": self._site_sets[0]["name"],
+            "site_set": None,
             "policy": policy,
             "clean": clean,
             "traced": traced,
@@ -306,8 +306,20 @@ class _Session:
         records = {f"records/{i:06d}.u32": drained.chunks for i, drained in enumerate(kept)}
         return Recording(manifest, records, {self.kernel.filename: self.kernel.source})
 
+    def _site_set(self, kept: list[Drained]) -> str:
+        """Name of the set that the kernel's recorder was made with: blocks write its hash."""
+        names = {site_set["hash"]: str(site_set["name"]) for site_set in self.kernel.site_sets}
+        word = layout.BLOCK_RECORD_WORD + layout.BLOCK_SITES_HASH
+        flag = np.uint32(layout.ChunkFlag.BLOCK_RECORD << layout.META_FLAGS_SHIFT)
+        for drained in kept:
+            written = drained.chunks[drained.chunks[:, layout.WORD_META] & flag != 0, word]
+            if len(written) and int(written[0]) in names:
+                return names[int(written[0])]
+        return next(iter(names.values()))
+
     def _manifest(self, kept: list[Drained]) -> dict[str, Any]:
         options = self.options
+        self.entry["site_set"] = self._site_set(kept)
         launches = []
         for number, drained in enumerate(kept):
             grids = np.unique(drained.chunks[drained.chunks[:, layout.WORD_META] != 0, layout.WORD_GRID])
