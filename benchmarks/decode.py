@@ -1,12 +1,15 @@
-"""How fast records decode, how small the file is, and how long `warplens summary` takes; JSON to stdout.
+"""How fast records decode, how small the file is, and how long `warplens summary` takes: results/decode.json.
 
 Synthetic recordings of 10^6 events, as the reference encoder of the tests makes them: the phases of RMSNorm, a kernel
 with nested ranges, payloads and tokens, and one whose warps all recorded sequences of their own.
-Run from the checkout: `python benchmarks/decode.py`.
+`decode_s` is `decode.decode`; `all_columns_s` also writes every column of the spans, as `Trace.spans` asks it to.
+Run from the checkout, on a quiet machine: `python benchmarks/decode.py`.
 """
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import json
 import os
 import platform
@@ -26,9 +29,11 @@ from tests.synthesis import FakeRecording, fake_recording, nested_recording  # n
 from warplens import decode  # noqa: E402
 from warplens.decode.manifest import check  # noqa: E402
 from warplens.layout import META_FLAGS_SHIFT, WORD_META, ChunkFlag  # noqa: E402
-from warplens.trace import Trace  # noqa: E402
+from warplens.trace import TABLES, Trace  # noqa: E402
 
-ROUNDS = 15
+ROUNDS = 20
+SUMMARIES = 5
+RESULTS = ROOT / "benchmarks" / "results" / "decode.json"
 
 
 def irregular(recording: FakeRecording) -> FakeRecording:
@@ -48,11 +53,15 @@ def marks(recording: FakeRecording, events: int) -> int:
 
 def measure(name: str, recording: FakeRecording, folder: Path) -> dict[str, object]:
     manifest = check(recording.manifest)
-    times = []
+    times, cpu, whole = [], [], []
     for _ in range(ROUNDS):
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.process_time()
         decoded = decode.decode(manifest, recording.records)
         times.append(time.perf_counter() - begin)
+        cpu.append(time.process_time() - used)
+        for column in TABLES["spans"]:
+            getattr(decoded.spans, column)
+        whole.append(time.perf_counter() - begin)
     events = marks(recording, int(decoded.launches["events"].sum()))
     path = folder / f"{name}.wlens"
     begin = time.perf_counter()
@@ -62,11 +71,14 @@ def measure(name: str, recording: FakeRecording, folder: Path) -> dict[str, obje
         "events": events,
         "spans": len(decoded.spans),
         "chunks": sum(len(chunks) for chunks in recording.records.values()),
-        "decode_s": {"first": times[0], "median": statistics.median(times), "best": min(times)},
+        "decode_s": times,
+        "decode_cpu_s": cpu,
+        "all_columns_s": whole,
         "events_per_s": {
-            "first": events / times[0],
-            "median": events / statistics.median(times),
             "best": events / min(times),
+            "median": events / statistics.median(times),
+            "best_cpu": events / min(cpu),
+            "all_columns_best": events / min(whole),
         },
         "decode_and_save_s": save_s,
         "file_bytes": path.stat().st_size,
@@ -78,7 +90,7 @@ def measure(name: str, recording: FakeRecording, folder: Path) -> dict[str, obje
 def summary_s(path: Path) -> list[float]:
     """Wall time of whole `warplens summary` processes."""
     out = []
-    for _ in range(3):
+    for _ in range(SUMMARIES):
         begin = time.perf_counter()
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         command = [sys.executable, "-m", "warplens", "summary", str(path)]
@@ -89,7 +101,25 @@ def summary_s(path: Path) -> list[float]:
     return out
 
 
+def machine() -> dict[str, object]:
+    """Where and with what this was measured."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": "python benchmarks/decode.py",
+        "device": {"cpu": models[0] if models else platform.processor(), "cpus": os.cpu_count()},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("numpy", "polars")},
+            "system": platform.system() + " " + platform.release().split("-")[0],
+        },
+    }
+
+
 def main() -> None:
+    load = os.getloadavg()
     phases = fake_recording(blocks=5560, warps=20, phases=8, sms=132)
     nested = nested_recording(blocks=500, warps=20, iterations=10, distinct=64)
     with tempfile.TemporaryDirectory() as folder:
@@ -98,9 +128,10 @@ def main() -> None:
             "nested": measure("nested", nested, Path(folder)),
             "irregular": measure("irregular", irregular(nested), Path(folder)),
         }
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
-    json.dump({"machine": machine, "rounds": ROUNDS, **results}, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    facts = {**machine(), "load_average": {"begin": load, "end": os.getloadavg()}, "rounds": ROUNDS}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps({**facts, **results}, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(f"wrote {RESULTS.relative_to(ROOT)}\n")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ A **record** is one word. An event's record is::
 
 followed by its id word and its payload word where it has them. `code_bits` is 5 plus the bits that the
 number of sites needs; site 0 is reserved and its verb field holds a `Control` code instead. The events of a chunk lie
-between the base_cycles of the warp's chunk before it (the block's begin, for the first) and its own: where that is
-less than 2^(32 - code_bits) cycles every time is exact, else the decoder says that it cannot tell. No wrap is guessed.
+between the base_cycles of the warp's chunk before it (for the first: of the launch's begin, by decode/bounds.py) and
+its own: where that is less than 2^(32 - code_bits) cycles every time is exact, else the decoder says that it cannot
+tell. No wrap is guessed.
 
 A **block record** fills words 24..31 of the last chunk of the block's first warp (flag BLOCK_RECORD). It makes two
 pairs (globaltimer, clock64): of the block's begin, with the time of the warp's record 0, and of its end, with

@@ -1,142 +1,22 @@
 """Decoding: records as the GPU wrote them to columns of spans, blocks, launches and problems on one time axis.
 
-In: a checked manifest and arrays of uint32 (n, 32) per records member. Out: `Decoded`, numpy columns with the dtypes
-of the tables. Pure: no I/O, no Polars; no Python loop per event or warp; what is in doubt becomes a problem row.
+In: a checked manifest and arrays of uint32 (n, 32) per records member. Out: `Decoded`. Opening a file whose tables
+are decoded needs only its facts and flags, so the decoder itself is imported when it is first asked for.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    from warplens.decode.decoder import Decoded, decode
 
-from warplens import clock
-from warplens.decode.audit import tell_launches, tell_sites
-from warplens.decode.blocks import Columns, block_columns, launch_columns
-from warplens.decode.chunks import I64, U32, Bool, Chunks, read_chunks, starts
-from warplens.decode.events import read_events
-from warplens.decode.joins import join
-from warplens.decode.problems import Problem, Problems
-from warplens.decode.shapes import Group, Map, SiteSet, find_groups
-from warplens.decode.spans import Axis, Loose, Run, Spans, find_spans, make_spans
-from warplens.decode.table import PerChunk, all_loose, new_spans, per_chunk, place
-from warplens.decode.times import fit_times, read_block_records
-from warplens.layout import ChunkFlag
-
-_RUN_CHUNKS: Final = 8192
-"""Chunks that go the general way together."""
-_THREADS: Final = 2
-"""numpy lets go of the interpreter's lock in nearly all that is done here; more gains little (memory)."""
+__all__ = ["Decoded", "decode"]
 
 
-@dataclass
-class Decoded:
-    """What the records say. Columns of `launches` and `blocks` use int64 minimum and -1 for "not known"."""
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from warplens.decode import decoder
 
-    launches: Columns
-    blocks: Columns
-    spans: Spans
-    problems: list[Problem]
-    origin_ns: int
-    """globaltimer of the trace's first instant; all other times count from it."""
-    clocks: list[clock.ClockMap | None]
-
-
-def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
-    """Decodes all records of a recording.
-
-    `manifest` must have passed `decode.manifest.check`; `records` maps members to uint32 arrays of shape (n, 32).
-    Never raises about the content of records.
-    """
-    problems = Problems()
-    sets = _set_of_launch(manifest)
-    words, chunks = read_chunks(records, manifest, problems)
-    block_records = read_block_records(words, chunks)
-    times = fit_times(chunks, block_records, [own.code_bits for own in sets], manifest, problems)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        spans, per, loose, reached = _decode_chunks(words, chunks, times.axis, sets, pool.map, problems)
-    if loose is not None:
-        join(spans, loose, chunks, times.axis.ns_per_cycle, problems)
-    filled = per.events > 0
-    shift_ns = int(per.first_ns[filled].min()) if filled.any() else 0
-    for column in (spans.start_ns, per.first_ns, per.last_ns):
-        column -= shift_ns
-    blocks = block_columns(chunks, block_records, per.first_ns, per.last_ns, filled, manifest)
-    recorded = per.events - chunks.has(ChunkFlag.LAST)  # a recorder's end is an event, but no record
-    events = np.bincount(chunks.launch, recorded, len(sets)).astype(np.int64)
-    tell_launches(chunks, block_records, manifest, problems)
-    tell_sites(reached, [own.base for own in sets], events, manifest, problems)
-    return Decoded(
-        launches=launch_columns(blocks, manifest, events, times.clocks),
-        blocks=blocks,
-        spans=spans,
-        problems=problems.rows(),
-        origin_ns=times.origin_ns + shift_ns,
-        clocks=times.clocks,
-    )
-
-
-def _decode_chunks(
-    words: U32, chunks: Chunks, axis: Axis, sets: list[SiteSet], each: Map, problems: Problems
-) -> tuple[Spans, PerChunk, Loose | None, I64]:
-    """The spans of all chunks: warps that share a shape together, the others in runs."""
-    groups, rest = find_groups(words, chunks, axis, sets, each)
-    parts = _parts(chunks, rest, sets)
-
-    def decode_part(part: I64) -> tuple[Run, Problems]:
-        own, doubts = chunks.take(part), Problems()
-        sites = sets[int(own.launch[0])]
-        events = read_events(words, own, sites.code_bits, doubts)
-        found = find_spans(events, own, sites.count, doubts)
-        return make_spans(events, own, axis.part(part), sites.base, found=found, problems=doubts), doubts
-
-    runs: list[Run] = []
-    for run, doubts in each(decode_part, parts):
-        runs.append(run)
-        problems.extend(doubts)
-    counts = [(group.index, group.shape.spans_per_chunk) for group in groups]
-    counts += [(part, run.spans_per_chunk) for part, run in zip(parts, runs, strict=True)]
-    per = per_chunk(len(chunks), counts)
-    tables = [*(group.shape.spans for group in groups), *(run.spans for run in runs)]
-    out = new_spans(
-        int(per.spans.sum()),
-        payload=any(table.payload is not None for table in tables),
-        id=any(table.id is not None for table in tables),
-    )
-
-    def fill(work: tuple[Group, slice]) -> Problems:
-        doubts = Problems()
-        work[0].fill(work[1], chunks, axis, out, per, doubts)
-        return doubts
-
-    for doubts in each(fill, [(group, part) for group in groups for part in group.blocks()]):
-        problems.extend(doubts)
-    for part, run in zip(parts, runs, strict=True):
-        place(run, part, per, out)
-    reached = np.unique(
-        np.concatenate([np.zeros(0, np.int64), *(g.shape.spans.site for g in groups), *(r.sites for r in runs)])
-    )
-    return out, per, all_loose(runs), reached
-
-
-def _set_of_launch(manifest: dict[str, Any]) -> list[SiteSet]:
-    sets, base = {}, 0
-    for index, entry in enumerate(manifest["site_sets"]):
-        sets[entry["name"]] = SiteSet(index, base, len(entry["sites"]))
-        base += len(entry["sites"])
-    return [sets[manifest["kernels"][entry["kernel"]]["site_set"]] for entry in manifest["launches"]]
-
-
-def _parts(chunks: Chunks, which: Bool, sets: list[SiteSet]) -> list[I64]:
-    """Indices of the chunks in `which`, in parts of whole warps of one site set, of about _RUN_CHUNKS each."""
-    index = np.flatnonzero(which)
-    if not len(index):
-        return []
-    warps = np.flatnonzero(starts(chunks.gwarp[index]))
-    set_begins = np.flatnonzero(starts(np.array([own.index for own in sets], np.int64)[chunks.launch[index]]))
-    steps = warps[np.searchsorted(warps, np.arange(0, int(warps[-1]) + 1, _RUN_CHUNKS))]
-    edges = np.append(np.union1d(set_begins, steps), len(index)).tolist()
-    return [index[low:high] for low, high in pairwise(edges)]
+    return getattr(decoder, name)

@@ -82,6 +82,8 @@ def _first_missing(chunks: Chunks, launch: int, entry: dict[str, Any]) -> str:
 
 def _tell_flag(chunks: Chunks, flag: ChunkFlag, kind: str, severity: Severity, text: str, problems: Problems) -> None:
     at = np.flatnonzero(chunks.has(flag))
+    if not len(at):
+        return
     problems.places(
         kind,
         severity,

@@ -28,7 +28,7 @@ def block_columns(
 
     `first_ns` and `last_ns` are per chunk, and hold where the chunk is `filled` (has events).
     """
-    first = np.flatnonzero(starts(chunks.block | chunks.launch << 32))
+    first = chunks.first_of_block
     low = np.iinfo(np.int64).max
     if not len(first):
         names = (
@@ -46,13 +46,12 @@ def block_columns(
             "wave",
         )
         return {name: np.zeros(0, np.int64) for name in names}
-    start = np.where(filled, first_ns, low)
-    start = np.minimum.reduceat(start, first)
-    end = np.maximum.reduceat(np.where(filled, last_ns, -low), first)
+    if not filled.all():
+        first_ns, last_ns = np.where(filled, first_ns, low), np.where(filled, last_ns, -low)
+    start, end = np.minimum.reduceat(first_ns, first), np.maximum.reduceat(last_ns, first)
     end = np.maximum(end, start)
-    row_of_chunk = np.cumsum(starts(chunks.block | chunks.launch << 32)) - 1
     sm_begin = np.full(len(first), -1, np.int64)
-    recorded = row_of_chunk[records.chunk]
+    recorded = chunks.block_number[records.chunk]
     sm_begin[recorded] = chunks.sm[first[recorded]]
     sm_end = chunks.sm[np.append(first[1:], len(chunks)) - 1]
     sm_end[recorded] = records.sm
@@ -69,7 +68,7 @@ def block_columns(
         "sm_end": np.where(sm_end == layout.META_SM_UNKNOWN, -1, sm_end),
         "start_ns": start,
         "end_ns": end,
-        "warps": np.add.reduceat(chunks.first_of_warp.astype(np.int64), first),
+        "warps": np.add.reduceat(chunks.first_of_warp, first, dtype=np.int64),
         "wave": _waves(launch, sm_end, start, end),
     }
 
@@ -82,12 +81,17 @@ def _launch_start(launch: I64, start: I64) -> I64:
 
 def _grid_place(launch: I64, block: I64, manifest: dict[str, Any]) -> Columns:
     """x, y, z of each block, and its cluster's number (x fastest), -1 without clusters."""
-    grid = np.array([entry["grid"] for entry in manifest["launches"]], np.int64)[launch]
-    size = np.array([entry["cluster"] for entry in manifest["launches"]], np.int64)[launch]
-    x, y, z = block % grid[:, 0], block // grid[:, 0] % grid[:, 1], block // (grid[:, 0] * grid[:, 1])
-    across = -(-grid // size)
-    cluster = x // size[:, 0] + across[:, 0] * (y // size[:, 1] + across[:, 1] * (z // size[:, 2]))
-    return {"x": x, "y": y, "z": z, "cluster": np.where(size.max(axis=1) > 1, cluster, -1)}
+    grids = np.array([entry["grid"] for entry in manifest["launches"]], np.int64).T
+    sizes = np.array([entry["cluster"] for entry in manifest["launches"]], np.int64).T
+    grid, across = (table.take(launch, axis=1, mode="clip") for table in (grids, -(-grids // sizes)))
+    row, x = np.divmod(block, grid[0])
+    z, y = np.divmod(row, grid[1])
+    cluster = np.full(len(block), -1, np.int64)
+    if sizes.max(initial=1) > 1:
+        size = sizes.take(launch, axis=1, mode="clip")
+        inside = x // size[0] + across[0] * (y // size[1] + across[1] * (z // size[2]))
+        cluster = np.where(size.max(axis=0) > 1, inside, -1)
+    return {"x": x, "y": y, "z": z, "cluster": cluster}
 
 
 def _waves(launch: I64, sm: I64, start: I64, end: I64) -> I64:

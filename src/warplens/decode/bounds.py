@@ -21,6 +21,8 @@ UNBOUNDED: Final = np.iinfo(np.int64).max
 EARLY_CYCLES: Final = 16384
 """Other warps of a block hardly begin so much before its first warp (about 1000 were seen): likely, never proven."""
 _SMS: Final = 1 << layout.META_SM_BITS
+_ASKED: Final = 2048
+"""About as many of a launch's chunks say what came before it and what after."""
 _CONTRADICTING: Final = 1 / 64
 """Share of a launch's chunks whose clock may contradict an order that the others show: those are damaged."""
 
@@ -62,8 +64,11 @@ class Around:
         """How long before the clocks `base_cycles` of `sm` the launch had not begun; UNBOUNDED where nothing tells."""
         if self.before is None:
             return np.full(len(sm), UNBOUNDED)
-        age = base_cycles - self.before.last[sm]
-        return np.where(self.before.known[sm] & (age >= 0), age, UNBOUNDED)
+        age: I64 = base_cycles - self.before.last.take(sm, mode="clip")
+        tells = age >= 0
+        tells &= self.before.known.take(sm, mode="clip")
+        age[~tells] = UNBOUNDED
+        return age
 
 
 class Calibrations:
@@ -83,6 +88,8 @@ class Calibrations:
         """
         # Where each launch has one of its own, that of a later launch may not stand in, whatever the clocks say.
         before = self._before[: launch + 1] if self._one_each else self._before
+        step = max(1, len(sm) // _ASKED)
+        sm, base_cycles = sm[::step], base_cycles[::step]
         count = bisect_left(before, True, key=lambda own: not own.precedes(sm, base_cycles))
         after = bisect_left(self._after, True, key=lambda own: own.follows(sm, base_cycles))
         near = before[max(count - 1, 0) : count] + self._after[after : after + 1]
@@ -107,18 +114,20 @@ def bound(chunks: Chunks, first_chunk: I64, of_chunk: I64, begins: Begins, turns
     The recorder reads the base of a chunk with the event that begins the next one. So what follows in the warp is not
     older, unless its lanes parted: then they write at times of their own. Chunks written at once share their base.
     """
-    base = chunks.base_cycles
-    before = _previous(chunks)
-    reach = np.where(before >= 0, base - base[before], age_cycles)
+    base, reach = chunks.base_cycles, age_cycles
+    if not chunks.single:
+        before = _previous(chunks)
+        reach = np.where(before >= 0, base - base[before], reach)
     at = first_chunk[begins.sure]
     reach[at] = np.minimum(reach[at], base[at] - begins.cycles[begins.sure])
     reach[reach < 0] = UNBOUNDED  # damaged
     reach[chunks.has(ChunkFlag.EXACT)] = 0
-    chunks.reach_cycles = reach
-    turn = turns[chunks.launch]
+    chunks.reach_cycles[:] = reach
+    turn = turns[0] if len(turns) == 1 else turns[chunks.launch]
     far = np.flatnonzero((reach >= turn) & (of_chunk >= 0))
-    own = of_chunk[far]
-    chunks.likely[far] = begins.sure[own] & (base[far] - begins.cycles[own] + EARLY_CYCLES < turn[far])
+    if len(far):
+        own, turn = of_chunk[far], turns[chunks.launch[far]]
+        chunks.likely[far] = begins.sure[own] & (base[far] - begins.cycles[own] + EARLY_CYCLES < turn)
 
 
 def _previous(chunks: Chunks) -> I64:

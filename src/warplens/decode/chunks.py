@@ -8,6 +8,7 @@ Must not look into records: only at the header.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -23,11 +24,9 @@ I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 _COUNT_MASK: Final = (1 << layout.META_COUNT_BITS) - 1
-_FLAGS_MASK: Final = (1 << layout.META_FLAGS_BITS) - 1
-_SM_MASK: Final = (1 << layout.META_SM_BITS) - 1
 _WARP_MASK: Final = (1 << layout.META_WARP_BITS) - 1
 _U32_MASK: Final = 0xFFFFFFFF
-_HEAD_WORDS: Final = 8  # the header's 6 and 2 more: rows of 32 bytes are gathered faster
+_BLOCK_CHUNKS: Final = 4096  # read at a time: they stay in the second-level cache while their six columns are made
 
 
 @dataclass
@@ -60,10 +59,29 @@ class Chunks:
         """The chunks that an index array or a mask selects."""
         return Chunks(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
-    @property
+    @cached_property
     def first_of_warp(self) -> Bool:
         """True where a chunk is the first of its warp."""
         return starts(self.gwarp)
+
+    @cached_property
+    def single(self) -> bool:
+        """True when no warp has a second chunk."""
+        return bool(self.first_of_warp.all())
+
+    @cached_property
+    def first_of_block(self) -> I64:
+        """Indices of the chunks that are the first of their block."""
+        first = starts(self.block)
+        if len(self) and self.launch[0] != self.launch[-1]:
+            first |= starts(self.launch)
+        return np.flatnonzero(first)
+
+    @cached_property
+    def block_number(self) -> I64:
+        """Of each chunk: how many blocks come before its own."""
+        first = self.first_of_block
+        return np.repeat(np.arange(len(first)), np.diff(np.append(first, len(self))))
 
     def has(self, flag: ChunkFlag) -> Bool:
         """True where a chunk has `flag`."""
@@ -85,25 +103,34 @@ def read_chunks(records: dict[str, U32], manifest: dict[str, Any], problems: Pro
         warps=np.array([warps_of(entry) for entry in launches] or [0], np.int64),
     )
     arrays, owners = [np.zeros((0, layout.CHUNK_WORDS), np.uint32)], [np.zeros(0, np.int64)]
-    heads = [np.zeros((0, _HEAD_WORDS), np.uint32)]
+    heads = [np.zeros((layout.HEADER_WORDS, 0), np.uint32)]
     for member, words in records.items():
         entries = [i for i, entry in enumerate(launches) if entry["records"] == member]
-        head = words[:, :_HEAD_WORDS].copy()  # all that is needed of a chunk here, in 1/4 of the memory
+        head = _headers(words)
         launch = _check_member(head, words, member, entries, shape, launches, problems)
         arrays.append(words)
         heads.append(head)
         owners.append(launch)
-    words, head, launch = _joined(arrays), _joined(heads), _joined(owners)
+    words, head, launch = _joined(arrays), _joined(heads, axis=1), _joined(owners)
     row = np.flatnonzero(launch >= 0)
-    if len(row) < len(head):
-        head, launch = head[row], launch[row]
+    if len(row) < len(launch):
+        head, launch = head[:, row], launch[row]
     chunks = _columns(row, head, launch, shape)
     return words, _count_lost(_drop_duplicates(chunks, problems), problems)
 
 
-def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _headers(words: U32) -> U32:
+    """The header's words as columns, shape (6, n)."""
+    out = np.empty((layout.HEADER_WORDS, len(words)), np.uint32)
+    for low in range(0, len(words), _BLOCK_CHUNKS):
+        part = slice(low, low + _BLOCK_CHUNKS)
+        out[:, part] = words[part, : layout.HEADER_WORDS].T
+    return out
+
+
+def _joined(parts: list[npt.NDArray[Any]], axis: int = 0) -> npt.NDArray[Any]:
     """All parts behind the first, which only says what an empty whole looks like; without a copy where it is one."""
-    return parts[1] if len(parts) == 2 else np.concatenate(parts)
+    return parts[1] if len(parts) == 2 else np.concatenate(parts, axis=axis)
 
 
 @dataclass
@@ -113,9 +140,18 @@ class _Shape:
     blocks: I64
     warps: I64
 
-    def gwarp(self, launch: I64, block: I64, warp: I64) -> I64:
+    def gwarp(self, launch: I64, block: U32, warp: U32) -> I64:
         base = np.cumsum(self.blocks * self.warps) - self.blocks * self.warps
-        return np.asarray(base[launch] + block * self.warps[launch] + warp)
+        out = block * self.of(self.warps, launch)
+        out += warp
+        if len(base) > 1:
+            out += base[launch]
+        return np.asarray(out)
+
+    @staticmethod
+    def of(facts: I64, launch: I64) -> Any:
+        """What `facts` say of each launch: one number where there is but one."""
+        return facts[0] if len(facts) == 1 else facts[launch]
 
 
 def _check_member(
@@ -128,17 +164,18 @@ def _check_member(
     problems: Problems,
 ) -> I64:
     """The launch of each chunk of a member; -1 for chunks that are not of this recording, which become problems."""
-    meta = head[:, layout.WORD_META]
+    meta = head[layout.WORD_META]
     marked = meta >> np.uint32(layout.META_MARKER_SHIFT) == layout.META_MARKER
     if not marked.all():
         _tell_unmarked(words[~marked], member, problems)
-    launch = _launch_of(head[:, layout.WORD_GRID], marked, entries, launches)
+    launch = _launch_of(head[layout.WORD_GRID], marked, entries, launches)
     count = meta >> np.uint32(layout.META_COUNT_SHIFT) & np.uint32(_COUNT_MASK)
     recorded = meta & np.uint32(int(ChunkFlag.BLOCK_RECORD) << layout.META_FLAGS_SHIFT) != 0
-    good = marked & (launch >= 0) & (count <= np.where(recorded, layout.BLOCK_RECORD_SLOTS, layout.RECORD_SLOTS))
-    good &= head[:, layout.WORD_BLOCK] < shape.blocks[launch]
-    good &= (meta & np.uint32(_WARP_MASK)) < shape.warps[launch]
-    foreign = int((marked & ~good).sum())
+    good = marked & (launch >= 0) & (count <= layout.RECORD_SLOTS)
+    good &= ~recorded | (count <= layout.BLOCK_RECORD_SLOTS)
+    good &= head[layout.WORD_BLOCK] < shape.of(shape.blocks, launch)
+    good &= (meta & np.uint32(_WARP_MASK)) < shape.of(shape.warps, launch)
+    foreign = 0 if good.all() else int((marked & ~good).sum())
     if foreign:
         text = f"{foreign} chunks of {member} name no launch, block or warp of this recording, or hold too much"
         problems.add(Problem("foreign_chunk", foreign, "error", text))
@@ -150,29 +187,30 @@ def _check_member(
 
 def _columns(row: I64, head: U32, launch: I64, shape: _Shape) -> Chunks:
     """Columns in the order gwarp, sequence; what was written first comes first where both agree."""
-    warp = head[:, layout.WORD_META] & np.uint32(_WARP_MASK)
-    gwarp = shape.gwarp(launch, head[:, layout.WORD_BLOCK].astype(np.int64), warp.astype(np.int64))
-    order = _order(gwarp, head[:, layout.WORD_SEQUENCE])
+    gwarp = shape.gwarp(launch, head[layout.WORD_BLOCK], head[layout.WORD_META] & np.uint32(_WARP_MASK))
+    order = _order(gwarp, head[layout.WORD_SEQUENCE])
     if order is not None:
-        row, launch, gwarp = row[order], launch[order], gwarp[order]
-        head = head.take(order, axis=0, mode="clip")
-    wide = head[:, : layout.HEADER_WORDS].T.astype(np.int64, order="C")
-    meta = wide[layout.WORD_META]
-    return Chunks(
-        row=row,
-        launch=launch,
-        block=wide[layout.WORD_BLOCK],
-        warp=meta & _WARP_MASK,
-        gwarp=gwarp,
-        sm=meta >> layout.META_SM_SHIFT & _SM_MASK,
-        count=meta >> layout.META_COUNT_SHIFT & _COUNT_MASK,
-        flags=meta >> layout.META_FLAGS_SHIFT & _FLAGS_MASK,
-        sequence=wide[layout.WORD_SEQUENCE],
-        base_cycles=wide[layout.WORD_BASE_HIGH] << 32 | wide[layout.WORD_BASE_LOW],
-        lost=np.zeros(len(row), np.int64),
-        reach_cycles=np.zeros(len(row), np.int64),
-        likely=np.zeros(len(row), np.bool_),
+        row, gwarp = row.take(order, mode="clip"), gwarp.take(order, mode="clip")
+        if len(shape.blocks) > 1:
+            launch = launch.take(order, mode="clip")
+        head = head.take(order, axis=1, mode="clip")
+    meta = head[layout.WORD_META]
+    # In one piece of memory, which the system then maps in pages of 2 MB.
+    block, warp, sm, count, flags, sequence, base_cycles, lost, reach = np.empty((9, len(row)), np.int64)
+    block[:], sequence[:], base_cycles[:] = (
+        head[word] for word in (layout.WORD_BLOCK, layout.WORD_SEQUENCE, layout.WORD_BASE_HIGH)
     )
+    base_cycles <<= 32
+    base_cycles |= head[layout.WORD_BASE_LOW]
+    for out, shift, bits in (
+        (warp, 0, layout.META_WARP_BITS),
+        (sm, layout.META_SM_SHIFT, layout.META_SM_BITS),
+        (count, layout.META_COUNT_SHIFT, layout.META_COUNT_BITS),
+        (flags, layout.META_FLAGS_SHIFT, layout.META_FLAGS_BITS),
+    ):
+        out[:] = (meta >> np.uint32(shift)) & np.uint32((1 << bits) - 1)
+    likely = np.zeros(len(row), np.bool_)
+    return Chunks(row, launch, block, warp, gwarp, sm, count, flags, sequence, base_cycles, lost, reach, likely)
 
 
 def _order(gwarp: I64, sequence: U32) -> I64 | None:
@@ -222,6 +260,8 @@ def _launch_of(grid: U32, marked: Bool, entries: list[int], launches: list[dict[
 
 def _drop_duplicates(chunks: Chunks, problems: Problems) -> Chunks:
     """Without chunks whose records the warp has already given: a replay with the same grid id, or a stray write."""
+    if chunks.single:
+        return chunks
     end = chunks.sequence + chunks.count
     again = ~chunks.first_of_warp
     again[1:] &= chunks.sequence[1:] < end[:-1]
@@ -246,9 +286,9 @@ def _drop_duplicates(chunks: Chunks, problems: Problems) -> Chunks:
 
 
 def _count_lost(chunks: Chunks, problems: Problems) -> Chunks:
-    expected = np.zeros(len(chunks), np.int64)
-    expected[1:] = np.where(chunks.first_of_warp[1:], 0, (chunks.sequence + chunks.count)[:-1])
-    chunks.lost = chunks.sequence - expected
+    chunks.lost[:] = chunks.sequence
+    if not chunks.single:
+        chunks.lost[1:] -= np.where(chunks.first_of_warp[1:], 0, (chunks.sequence + chunks.count)[:-1])
     gaps = chunks.lost > 0
     if gaps.any():
         at = chunks.take(gaps)

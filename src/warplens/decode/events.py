@@ -130,9 +130,10 @@ def read_events(words: U32, chunks: Chunks, code_bits: int, problems: Problems) 
     return events
 
 
-def ages(record: U32, base_cycles: U32, code_bits: int) -> U32:
-    """Cycles from each event to the base of its chunk, modulo 2^(32 - code_bits)."""
-    out = base_cycles - (record >> np.uint32(code_bits))
+def ages(record: U32, base_cycles: U32, code_bits: int, out: U32) -> U32:
+    """Cycles from each event to the base of its chunk, modulo 2^(32 - code_bits); written to `out`, flat."""
+    np.right_shift(record.reshape(-1), np.uint32(code_bits), out=out)
+    np.subtract(base_cycles, out, out=out)
     out &= np.uint32((1 << (32 - code_bits)) - 1)
     return out
 
@@ -209,7 +210,9 @@ def _columns(record: U32, code_bits: int, per_chunk: I64, chunks: Chunks) -> Eve
     kind &= np.uint8(_VERB_MASK)
     kind |= (site == 0).view(np.uint8) << np.uint8(3)
     base = np.repeat(chunks.base_cycles.astype(np.uint32), per_chunk)
-    return Events(per_chunk, kind, site, ages(record, base, code_bits), np.zeros(len(kind), np.bool_))
+    return Events(
+        per_chunk, kind, site, ages(record, base, code_bits, np.empty_like(base)), np.zeros(len(kind), np.bool_)
+    )
 
 
 def _with_extra_words(record: U32, first: I64, end: I64, chunks: Chunks, code_bits: int, problems: Problems) -> Events:

@@ -12,13 +12,14 @@ from warplens.decode.chunks import I64, Bool, Chunks
 from warplens.decode.flags import SpanFlag
 from warplens.decode.problems import Problems
 from warplens.decode.ranges import crossing, join_ids
-from warplens.decode.spans import F64, Loose, Spans
+from warplens.decode.spans import F64, Loose
+from warplens.decode.table import SpanTable
 
 _FAR = 2.0**62  # cycles: beyond, times are damaged and only must not overflow
 _ENDED = np.uint16(0xFFFF ^ SpanFlag.UNENDED)
 
 
-def join(spans: Spans, loose: Loose, chunks: Chunks, ns_per_cycle: F64, problems: Problems) -> None:
+def join(spans: SpanTable, loose: Loose, chunks: Chunks, ns_per_cycle: F64, problems: Problems) -> None:
     """Ends the ranges in `spans` that an end of the same site and id ends, first inside a block, then in the launch.
 
     `loose` has rows of `spans` and indices of `chunks`, all runs joined; `ns_per_cycle` is per chunk.
@@ -51,7 +52,7 @@ def join(spans: Spans, loose: Loose, chunks: Chunks, ns_per_cycle: F64, problems
 
 
 def _end_spans(
-    spans: Spans, loose: Loose, chunks: Chunks, ns_per_cycle: F64, start: I64, end: I64
+    spans: SpanTable, loose: Loose, chunks: Chunks, ns_per_cycle: F64, start: I64, end: I64
 ) -> tuple[I64, I64, I64, I64, Bool]:
     """Fills in the ends; returns row, warp, begin, end and False for the ranges that stayed inside one warp."""
     row, one, two = loose.row[start], loose.chunk[start], loose.chunk[end]
@@ -70,7 +71,9 @@ def _end_spans(
     return row[inside], chunks.gwarp[one[inside]], begin, stop, np.zeros(len(inside), np.bool_)
 
 
-def _flag_crossing(spans: Spans, row: I64, gwarp: I64, begin: I64, end: I64, pushed: Bool, problems: Problems) -> None:
+def _flag_crossing(
+    spans: SpanTable, row: I64, gwarp: I64, begin: I64, end: I64, pushed: Bool, problems: Problems
+) -> None:
     """Flags start/end ranges that cross another range; pushed ranges keep their place in the nesting."""
     crosses = row[crossing(gwarp, begin, end) & ~pushed]
     spans.flags[crosses] |= np.uint16(SpanFlag.OVERLAPPING)

@@ -54,6 +54,13 @@ class Axis:
         """The axis of some of the chunks."""
         return Axis(*(getattr(self, f.name)[chunks] for f in fields(self)))
 
+    def ns_of(self, since_cycles: F64) -> I64:
+        """Nanoseconds since the origin at cycles after `base_cycles`, one or a row of them for each chunk."""
+        ns = since_cycles * self.ns_per_cycle
+        ns += self.offset_ns
+        with np.errstate(invalid="ignore"):  # damaged clocks may lie beyond int64
+            return np.asarray(np.rint(ns, out=ns).astype(np.int64) + self.base_ns)
+
     def to_ns(self, events: Events, chunks: Chunks) -> I64:
         """Nanoseconds since the origin of each event, as clock.ClockMap.to_ns gives them."""
         count = events.per_chunk
@@ -173,8 +180,9 @@ def make_spans(
     duration_cycles -= start_cycles
     if duration_cycles.min(initial=0) < 0:
         back = np.flatnonzero(duration_cycles < 0)
-        at, sequence = events.chunk(begin[back]), events.sequence(chunks, begin[back])
-        tell_backwards(duration_cycles, duration_ns, back, at, sequence, chunks, problems)
+        tell_backwards(events.chunk(begin[back]), events.sequence(chunks, begin[back]), chunks, problems)
+        duration_cycles[back] = 0
+        duration_ns[back] = 0
     first = np.cumsum(events.per_chunk) - events.per_chunk
     per_chunk = _counts(begin, first, len(events))
     site = events.site[begin]
@@ -317,10 +325,8 @@ def _tell_pushes(
         tell(problems, kind, "error", text, events, chunks, which[~by_loss])
 
 
-def tell_backwards(
-    duration_cycles: I64, duration_ns: I64, back: I64, chunk: I64, sequence: I64, chunks: Chunks, problems: Problems
-) -> None:
-    """Tells of the spans `back` (indices; `chunk` and `sequence` say where) and sets their durations to 0."""
+def tell_backwards(chunk: I64, sequence: I64, chunks: Chunks, problems: Problems) -> None:
+    """Tells of spans that end before they begin; `chunk` and `sequence` say where."""
     problems.places(
         "time_goes_back",
         "error",
@@ -330,8 +336,6 @@ def tell_backwards(
         warp=chunks.warp[chunk],
         sequence=sequence,
     )
-    duration_cycles[back] = 0
-    duration_ns[back] = 0
 
 
 def _tell_no_end(events: Events, chunks: Chunks, problems: Problems) -> None:

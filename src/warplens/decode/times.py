@@ -14,7 +14,7 @@ import numpy as np
 
 from warplens import clock, layout
 from warplens.decode.bounds import UNBOUNDED, Around, Begins, Calibrations, bound
-from warplens.decode.chunks import I64, U32, Bool, Chunks, starts
+from warplens.decode.chunks import I64, U32, Bool, Chunks
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.spans import Axis
 from warplens.layout import ChunkFlag
@@ -78,17 +78,17 @@ def read_block_records(words: U32, chunks: Chunks) -> BlockRecords:
         of_chunk=_record_of(chunks, at),
     )
     fill = (chunks.sm == layout.META_SM_UNKNOWN) & (records.of_chunk >= 0)
-    if fill.any():
-        chunks.sm = np.where(fill, records.sm[records.of_chunk], chunks.sm)
+    if len(at) and fill.any():
+        chunks.sm = np.where(fill, records.sm.take(records.of_chunk, mode="clip"), chunks.sm)
     return records
 
 
 def _record_of(chunks: Chunks, at: I64) -> I64:
     """For each chunk which of the block records, that stand in the chunks `at`, is its block's; -1 for none."""
-    block = np.cumsum(starts(chunks.launch << 32 | chunks.block)) - 1
-    own = np.full(int(block[-1]) + 1 if len(block) else 0, -1, np.int64)
+    block = chunks.block_number
+    own = np.full(len(chunks.first_of_block), -1, np.int64)
     own[block[at]] = np.arange(len(at))
-    return np.asarray(own[block])
+    return np.asarray(own.take(block, mode="clip"))
 
 
 def fit_times(

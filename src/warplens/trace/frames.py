@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from warplens import layout
-from warplens.clock import ClockMap
-from warplens.decode import Decoded, decode
-from warplens.decode.events import Words
 from warplens.decode.flags import SpanFlag
 from warplens.errors import FormatError
 from warplens.trace.file import U32
 from warplens.trace.tables import CLOCKS, STORED_SPANS, TABLES, Column
+
+if TYPE_CHECKING:
+    from warplens.clock import ClockMap
+    from warplens.decode import Decoded
+    from warplens.decode.events import Words
 
 I64 = npt.NDArray[np.int64]
 
@@ -39,6 +41,8 @@ _NOTHING: Final = np.iinfo(np.int64).min
 
 def from_records(manifest: dict[str, Any], records: Mapping[str, U32]) -> tuple[dict[str, pl.DataFrame], int]:
     """All tables (and `clocks`) by name, and the trace's origin, decoded from records."""
+    from warplens.decode import decode  # not needed for files with tables
+
     named = {entry["records"] for entry in manifest["launches"]}
     decoded = decode(manifest, {name: records[name] for name in records if name in named})
     out = {

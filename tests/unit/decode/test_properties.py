@@ -330,9 +330,9 @@ def test_warps_decoded_by_shape_are_as_if_decoded_one_by_one(case: WarpCase, see
 @FAST
 @given(st.lists(st.integers(0, 3 * TURN), min_size=1, max_size=12), st.integers(1, 6), st.booleans())
 def test_times_in_chunks_that_wrapped_are_exact_or_flagged(steps: list[int], slots: int, begun: bool) -> None:
-    times = (100_000 + np.cumsum(steps)).tolist()
+    times = (CLOCK.offset_cycles + 100_000 + np.cumsum(steps)).tolist()
     events = [Event(Verb.PHASE, t, 1) for t in times[:-1]] + [Event(Control.END, times[-1])]
-    record = BlockRecord(99_000, 0, layout.sites_hash("rmsnorm")) if begun else None
+    record = BlockRecord(CLOCK.offset_cycles + 99_000, 0, layout.sites_hash("rmsnorm")) if begun else None
     chunks = encode_warp(events, Warp(code_bits=BITS, clock=CLOCK, slots=slots, flags=0), block_record=record)
     case = WarpCase(events, slots, set(), chunks=chunks)
     decoded = decode_cases({(0, 0): case}, 0)
