@@ -129,3 +129,9 @@ def test_a_source_without_sites_has_none_and_a_kind_that_does_not_exist_is_refus
     source = '#include <warplens/warplens.cuh>\n#define L(X) X(a, "n", nap, "")\nWARPLENS_SITES_FROM(s, L);'
     with pytest.raises(errors.SitesError, match="nap"):
         read_site_sets(compile_cubin(source, [], arch="sm_90a").cubin)
+
+
+def test_another_standard_takes_the_place_of_the_default_without_a_warning() -> None:
+    source = "static_assert(__cplusplus >= 202002L);\n" + marked("warplens::Recorder<s> rec;")
+    for options in (["--std=c++20"], ["-std=c++20"]):
+        assert "warning" not in compile_cubin(source, ["k"], arch="sm_90a", options=options).log

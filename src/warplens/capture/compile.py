@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from warplens.errors import CompileError, MissingDependencyError
+
+_STANDARD: Final = re.compile(r"--?std(=|$)")
+"""Options that choose the C++ standard: NVRTC warns when it is chosen twice."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,17 @@ def _log(nvrtc: Any, program: Any) -> str:
     return text
 
 
+def _c_text(text: str, what: str) -> bytes:
+    """`text` as NVRTC takes it: it would silently read to the first zero byte only."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise CompileError(f"{what} is no text that UTF-8 can hold: {error}") from error
+    if b"\0" in data:
+        raise CompileError(f"{what} holds a zero byte (character {text.index(chr(0))}): NVRTC would stop reading there")
+    return data
+
+
 def compile_cubin(
     source: str,
     name_expressions: Sequence[str],
@@ -91,23 +106,24 @@ def compile_cubin(
 
     Raises CompileError with the compiler's log, MissingDependencyError when NVRTC is not installed.
     """
+    text, file = _c_text(source, "the source"), _c_text(filename, "the file's name")
+    expressions = {name: _c_text(name, "the kernel's name") for name in name_expressions}
+    standard = () if any(_STANDARD.match(option) for option in options) else ("--std=c++17",)
+    flags = [f"--gpu-architecture={arch}", *standard, "-default-device", *options]
+    flags += [f"--include-path={folder}" for folder in (get_include(), *cuda_include_paths())]
+    options_text = [_c_text(flag, f"the option {flag!r}") for flag in flags]
     nvrtc = load_nvrtc()
-    program = _check(
-        nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), filename.encode(), 0, [], []), "creating the program"
-    )
+    program = _check(nvrtc, nvrtc.nvrtcCreateProgram(text, file, 0, [], []), "creating the program")
     try:
-        for name in name_expressions:
-            _check(nvrtc, nvrtc.nvrtcAddNameExpression(program, name.encode()), f"adding the name {name!r}")
-        folders = [get_include(), *cuda_include_paths()]
-        flags = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", *options]
-        flags += [f"--include-path={folder}" for folder in folders]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
+        for name, expression in expressions.items():
+            _check(nvrtc, nvrtc.nvrtcAddNameExpression(program, expression), f"adding the name {name!r}")
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), options_text)
         log = _log(nvrtc, program)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{filename} does not compile for {arch}:\n{log}")
         names = {
-            name: _check(nvrtc, nvrtc.nvrtcGetLoweredName(program, name.encode()), f"looking up {name!r}").decode()
-            for name in name_expressions
+            name: _check(nvrtc, nvrtc.nvrtcGetLoweredName(program, expression), f"looking up {name!r}").decode()
+            for name, expression in expressions.items()
         }
         size = _check(nvrtc, nvrtc.nvrtcGetCUBINSize(program), "reading the machine code")
         cubin = b" " * size

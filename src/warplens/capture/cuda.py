@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import operator
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -42,8 +43,11 @@ class Build:
 
 
 def dim3(value: int | Sequence[int], what: str) -> Dim3:
-    """Three positive numbers of one, two or three. Raises UsageError."""
-    numbers = (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+    """Three positive numbers of one, two or three, of Python or numpy. Raises UsageError."""
+    try:
+        numbers = tuple(operator.index(v) for v in (value if isinstance(value, Iterable) else (value,)))
+    except TypeError as error:  # 1.5, "32", None
+        raise UsageError(f"{what} is {value!r}: expected one to three positive numbers, whole ones") from error
     if not 1 <= len(numbers) <= 3 or any(n < 1 for n in numbers):
         raise UsageError(f"{what} is {value!r}: expected one to three positive numbers")
     x, y, z = (*numbers, 1, 1)[:3]

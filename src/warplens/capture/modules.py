@@ -57,6 +57,9 @@ def parse_sites(name: str, content: bytes) -> dict[str, Any]:
         rows = [row.split(layout.FIELD_SEPARATOR) for row in listed.split(layout.SITE_SEPARATOR)[1:]]
     else:
         rows = [[site.strip(), "phase", ""] for site in listed.split(",") if site.strip()]
+        odd = next((row[0] for row in rows if not row[0].isidentifier()), None)
+        if odd is not None:  # `load = 5`: then the number on the device would not be that of the table
+            raise SitesError(f"site {odd!r} of {name!r}: expected a plain name; WARPLENS_SITES_FROM takes other texts")
     sites = []
     for index, row in enumerate(rows, 1):
         if len(row) != 3:

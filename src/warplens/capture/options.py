@@ -5,10 +5,28 @@ In: keyword arguments of `Kernel.record`. Out: a checked `RecordOptions`.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 from warplens.errors import UsageError
+
+_LEAST: Final = {
+    "rounds": 0,
+    "warmup": 0,
+    "launches": 1,
+    "shared_bytes": 0,
+    "capacity_bytes": 0,
+    "every_block": 1,
+}
+
+
+def _whole(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise UsageError(f"{name} is {value!r}: a whole number was expected") from error
 
 
 @dataclass(frozen=True)
@@ -48,9 +66,17 @@ class RecordOptions:
     command: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in {"rounds": 0, "warmup": 0, "launches": 1, "shared_bytes": 0, "every_block": 1}.items():
-            if getattr(self, name) < least:
+        for name, least in _LEAST.items():
+            if _whole(getattr(self, name), name) < least:
                 raise UsageError(f"{name} is {getattr(self, name)}: at least {least} was expected")
+        if self.cluster is not None:
+            sizes = self.cluster if isinstance(self.cluster, Sequence) else ()
+            if len(sizes) != 3 or any(_whole(size, "cluster") < 1 for size in sizes):
+                raise UsageError(f"cluster is {self.cluster!r}: expected three positive numbers")
+        if self.warps is not None and not isinstance(self.warps, Iterable):
+            raise UsageError(f"warps is {self.warps!r}: expected the numbers of warps, such as (0, 1)")
+        if self.warps is not None:
+            object.__setattr__(self, "warps", tuple(_whole(warp, "warps") for warp in self.warps))
         if self.warps is not None and not all(0 <= warp < 32 for warp in self.warps):
             raise UsageError(f"warps are numbered 0 to 31 within a block, not {self.warps}")
 

@@ -6,11 +6,13 @@ Commands are imported when they are called; their one-line helps stand here so t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
@@ -27,6 +29,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "doctor": ("warplens.cli.doctor", "Say what recording needs, what is there, and how to get the rest."),
 }
 """Name -> module that holds the click command of that name, and its one-line help."""
+
+
+class _ReaderGoneError(Exception):
+    """Whoever read our output has closed it."""
 
 
 class App(click.Group):
@@ -59,6 +65,20 @@ class App(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
+    def make_context(self, *args: Any, **keywords: Any) -> click.Context:
+        """As click does, but a broken pipe (`--help | true`) does not become its exit code 1."""
+        try:
+            return super().make_context(*args, **keywords)
+        except BrokenPipeError as error:
+            raise _ReaderGoneError from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does, but a broken pipe does not become its exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGoneError from error
+
     def main(  # type: ignore[override]
         self,
         args: Sequence[str] | None = None,
@@ -69,30 +89,55 @@ class App(click.Group):
     ) -> NoReturn:
         """Runs a command and leaves with SystemExit; other exceptions only with WARPLENS_TRACEBACK set."""
         del standalone_mode
-        for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a terminal that lacks a character gets a `?`, not an error
-                stream.reconfigure(errors="replace")
+        _prepare_streams()
         try:
             code = super().main(args, prog_name or "warplens", standalone_mode=False, **extra)
             sys.stdout.flush()
-        except BrokenPipeError:  # `warplens query ... | head`: the reader has what it wanted
-            # Python flushes stdout again at exit: give it a place where that works.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(FINE)
+        except (_ReaderGoneError, BrokenPipeError):  # `warplens query ... | head`: the reader has what it wanted
+            code = FINE
+        except SystemExit as ending:  # rich makes an exit of a broken pipe
+            code = FINE if isinstance(ending.__context__, BrokenPipeError) else ending.code
         except (Exception, KeyboardInterrupt) as error:
             if os.environ.get("WARPLENS_TRACEBACK"):
                 raise
             code, message = exit_of(error)
             _complain(message)
+        _close_streams()
         sys.exit(code or FINE)
+
+
+def _prepare_streams() -> None:
+    """A closed stream (`>&-`) becomes one to nowhere; one that lacks a character gets a `?`, not an error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  (open to the end)
+        stream = getattr(sys, name)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _close_streams() -> None:
+    """Python flushes both streams again at exit, and a failure there changes the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _complain(message: str) -> None:
     from warplens.render.escape import visible_lines
 
-    sys.stdout.flush()
-    click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    click.echo(visible_lines(message), err=True)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):  # nowhere to complain to: the exit code still says it
+        click.secho("error: ", fg="red", bold=True, err=True, nl=False, color=_color_wanted())
+        click.echo(visible_lines(message), err=True)
+
+
+def _color_wanted() -> bool | None:
+    """False where NO_COLOR is set or the terminal is dumb; None lets click look at the stream."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from warplens.cli.output import console, file_argument, finish, json_option, open_trace, print_json, quoted
+from warplens.cli.output import (
+    console,
+    file_argument,
+    finish,
+    json_option,
+    json_text,
+    open_trace,
+    print_json,
+    quoted,
+)
 from warplens.errors import UsageError
 from warplens.render.escape import visible, visible_tree
 
@@ -80,17 +89,18 @@ def _print_info(file: Path, manifest: dict[str, Any], members: list[dict[str, An
 
 
 def _facts(file: Path, manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    from warplens.render.facts import entries, number
     from warplens.render.pick import byte_size
 
-    version = ".".join(str(v) for v in manifest.get("version") or ["?"])
+    written = ".".join(str(v) for v in manifest.get("version") or ["?"])
     state = "complete" if manifest.get("complete", True) else "INCOMPLETE: the recording did not finish"
     facts = [("file", f"{file}, {byte_size(file.stat().st_size)}, {state}")]
-    facts.append(("format", f"{version}, written by warplens {manifest.get('warplens')} at {manifest.get('created')}"))
+    facts.append(("format", f"{written}, written by warplens {manifest.get('warplens')} at {manifest.get('created')}"))
     device = manifest.get("device")
     if device:
-        capability = ".".join(str(v) for v in device.get("compute_capability") or ["?"])
-        cuda = device.get("cuda_driver_version")
-        cuda = f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else "?"
+        capability = ".".join(str(v) for v in entries(device.get("compute_capability")) or ["?"])
+        version = number(device.get("cuda_driver_version"))
+        cuda = "?" if version is None else f"{int(version) // 1000}.{int(version) % 1000 // 10}"
         text = f"{device.get('name')}, compute capability {capability}, {device.get('sm_count')} SMs"
         facts.append(("device", f"{text}, driver {device.get('driver')} (CUDA {cuda})"))
     else:
@@ -124,11 +134,11 @@ def query(file: Path, sql: str, as_csv: bool, as_json: bool, rows: int) -> None:
         raise UsageError("--csv and --json exclude each other")
     frame = _select(file, sql)
     if as_json:
-        print_json(frame.to_dicts())
+        print_json(visible_tree(frame.to_dicts()))
     elif as_csv:
-        click.echo(frame.write_csv(), nl=False)
+        click.echo(_flat(frame).write_csv(), nl=False)
     else:
-        _print_frame(frame, rows)
+        _print_frame(frame, min(rows, frame.height))
     finish(following=f"warplens summary {quoted(file)}")
 
 
@@ -138,11 +148,31 @@ def _select(file: Path, sql: str) -> pl.DataFrame:
     trace = open_trace(file)
     try:
         frame = trace.sql(sql)
+    except (OSError, UnicodeError) as error:  # a file that the statement names; a statement that is not UTF-8
+        raise UsageError(f"the query was refused: {error}") from error
     except UsageError as error:
         columns = "\n".join(f"  {name}: {', '.join(getattr(trace, name).columns)}" for name in TABLES)
         raise UsageError(f"{error}\n{columns}") from error
-    escaped = {c.name: _escaped(c) for c in frame.iter_columns() if c.dtype == pl.String}
-    return frame.with_columns(**escaped).rename({name: visible(name) for name in frame.columns})
+    escaped = [_escaped(c) if c.dtype == pl.String else c for c in frame.iter_columns()]
+    names: list[str] = []
+    for name in frame.columns:  # names that differ may look alike
+        shown = visible(name)
+        names.append(shown if shown not in names else f"{shown} ({len(names)})")
+    return pl.DataFrame([c.alias(name) for c, name in zip(escaped, names, strict=True)])
+
+
+def _flat(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with what CSV cannot hold (lists, structs, bytes) as JSON text."""
+    import polars as pl
+
+    held = [c.dtype.is_nested() or c.dtype in (pl.Binary, pl.Object) for c in frame.iter_columns()]
+    texts = [
+        pl.Series(c.name, [None if v is None else json_text(visible_tree(v)) for v in c.to_list()], pl.String)
+        if odd
+        else c
+        for c, odd in zip(frame.iter_columns(), held, strict=True)
+    ]
+    return pl.DataFrame(texts)
 
 
 def _escaped(column: pl.Series) -> pl.Series:
@@ -156,10 +186,18 @@ def _print_frame(frame: pl.DataFrame, rows: int) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, dtype in frame.schema.items():
-        table.add_column(Text(visible(name, limit=60)), justify="right" if dtype.is_numeric() else "left")
+        numeric = dtype.is_numeric()
+        justify: Any = "right" if numeric else "left"
+        table.add_column(Text(visible(name, limit=60)), justify=justify, no_wrap=numeric, overflow="fold")
     for row in frame.head(rows).iter_rows():
         table.add_row(*(Text("" if value is None else visible(value)) for value in row))
     terminal = console()
+    # Numbers are never cut: a window that is too narrow for them breaks the lines.
+    least = sum(
+        max(len(visible(c.name)), *(len(str(v)) for v in c.head(rows).to_list()), 4) + 2 if c.dtype.is_numeric() else 14
+        for c in frame.iter_columns()
+    )
+    terminal.width = max(terminal.width, least)
     terminal.print(table)
     more = f" ({frame.height - rows:,} more: --rows N, --csv or --json)" if frame.height > rows else ""
     terminal.print(Text(f"{frame.height:,} rows{more}", style="dim"))

@@ -64,8 +64,7 @@ def examine() -> list[Check]:
     install = f"pip install '.[{extra}]' in the checkout"
     checks = [_python(), Check("platform", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")]
     checks += [_package(name, "") for name in ("numpy", "polars", "matplotlib")]
-    checks += [*_driver(install), _package("cuda-core", install, module="cuda.core")]
-    checks += [_nvrtc(install), _nvdisasm(install), _permissions()]
+    checks += [*_driver(install), _nvrtc(install), _nvdisasm(install), _permissions()]
     return checks
 
 
@@ -74,10 +73,10 @@ def _python() -> Check:
     return Check("python", "ok", found)
 
 
-def _package(name: str, install: str, *, module: str = "") -> Check:
+def _package(name: str, install: str) -> Check:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return Check(name, "ok", importlib.metadata.version(name))
-    if _has_module(module or name):
+    if _has_module(name):
         return Check(name, "ok", "there, version not known")
     return Check(name, "missing", "not installed", install or f"pip install {name}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from warplens.errors import UsageError, WarplensError
+from warplens.errors import FileError, UsageError, WarplensError
 
 if TYPE_CHECKING:
     from warplens.trace import Trace
@@ -37,6 +37,9 @@ def exit_of(error: BaseException) -> tuple[int, str]:
         return USAGE, error.format_message() + hint
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return INTERRUPTED, "interrupted"
+    if isinstance(error, OSError):  # the disk or the stream, not us: /dev/full, a name too long
+        place = f"{error.filename}: " if error.filename else ""
+        return FileError.exit_code, f"cannot read or write: {place}{error.strerror or error}"
     if isinstance(error, ImportError):
         return MISSING, f"a package is missing or broken: {error}\ntry: warplens doctor"
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

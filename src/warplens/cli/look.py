@@ -21,6 +21,7 @@ from warplens.cli.output import (
     print_json,
     quoted,
 )
+from warplens.render.escape import visible
 
 
 @click.command()
@@ -40,14 +41,17 @@ def summary(file: Path, by: str, launch: int | None, as_json: bool) -> int:
     Launches of one kernel and shape share a table. Ends with exit code 4, after printing all, when events were lost
     or the trace has a problem of severity loss or error (with --launch: of that launch); notes do not count.
     """
+    from warplens.render.pick import pick_launch
     from warplens.render.text import summary as render_summary
     from warplens.render.text import summary_facts
 
     trace = open_trace(file)
+    if launch is not None:
+        pick_launch(trace, launch)
     code = exit_of_trace(trace, launch)
     if as_json:
         facts = summary_facts(trace, by=by, launch=launch)  # type: ignore[arg-type]
-        print_json({"file": str(file), "exit_code": code} | facts)
+        print_json({"file": visible(file, limit=4096), "exit_code": code} | facts)
     else:
         console().print(render_summary(trace, by=by, launch=launch))  # type: ignore[arg-type]
     if code:

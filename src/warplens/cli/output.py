@@ -6,9 +6,11 @@ In: renderables, JSON-able values, paths, names from files. Out: text on stdout;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 PIPE_WIDTH: Final = 120
 """Columns when stdout is no terminal and COLUMNS is not set."""
 
+LEAST_WIDTH: Final = 40
+"""In a narrower window the terminal breaks the lines: better than numbers that are cut."""
+
 file_argument = click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 launch_option = click.option("--launch", type=click.IntRange(min=0), metavar="N", help="Only launch N.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -37,8 +42,13 @@ def console() -> Console:
     from rich.console import Console
 
     plain = Console(markup=False, highlight=False, emoji=False)
-    if not plain.is_terminal and "COLUMNS" not in os.environ:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        plain.width = max(int(columns), LEAST_WIDTH)
+    elif not plain.is_terminal:
         plain.width = PIPE_WIDTH
+    else:  # a COLUMNS that is no width (rich takes 0 for one, and then prints nothing), or a window not told
+        plain.width = max(shutil.get_terminal_size().columns, LEAST_WIDTH)
     return plain
 
 
@@ -54,7 +64,12 @@ def open_trace(path: Path) -> Trace:
 
 def print_json(value: Any) -> None:
     """One JSON document; NaN and infinities become null, unknown types their text."""
-    click.echo(json.dumps(_finite(value), indent=2, default=str, ensure_ascii=not _is_utf8(), allow_nan=False))
+    click.echo(json_text(value, indent=2))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """The text of `print_json`."""
+    return json.dumps(_finite(value), indent=indent, default=str, ensure_ascii=not _is_utf8(), allow_nan=False)
 
 
 def finish(wrote: Sequence[Path] = (), following: str = "") -> None:
@@ -63,12 +78,21 @@ def finish(wrote: Sequence[Path] = (), following: str = "") -> None:
         click.echo(f"wrote {visible(path, limit=4096)}")
     sys.stdout.flush()
     if following:
-        click.echo(f"next: {following}", err=True)
+        with contextlib.suppress(OSError):  # a full or closed stderr does not spoil the answer
+            click.echo(f"next: {following}", err=True)
 
 
 def quoted(path: Path) -> str:
-    """`path` as a shell takes it, safe to print."""
-    return visible(shlex.quote(str(path)), limit=4096)
+    """`path` as a shell and we take it, safe to print: what cannot be shown as $'...' of bash, zsh and ksh."""
+    text = str(path)
+    text = f"./{text}" if text.startswith("-") else text
+    if visible(text, limit=len(text) + 1) == text:
+        return shlex.quote(text)
+    shown = "".join(
+        c if c.isascii() and c.isprintable() and c not in "'\\" else "".join(f"\\x{b:02x}" for b in os.fsencode(c))
+        for c in text
+    )
+    return f"$'{shown}'"
 
 
 def _finite(value: Any) -> Any:

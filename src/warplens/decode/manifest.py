@@ -109,7 +109,8 @@ def _of(kind: type, name: str) -> Check:
 
 
 def _number(value: Any, path: str) -> None:
-    if not (_is_int(value) or isinstance(value, float)) or not math.isfinite(value):
+    fits = isinstance(value, float) or (_is_int(value) and abs(value) < 1 << 1023)  # a larger int is no float
+    if not fits or not math.isfinite(value):
         raise FormatError(f"{path}: expected a finite number, found {_show(value)}")
 
 

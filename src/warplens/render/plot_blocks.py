@@ -176,7 +176,9 @@ def majority_segments(trace: Trace, launch: int) -> dict[str, I64]:
 
 def _batches(block: I64, rows: int) -> list[tuple[int, int]]:
     """Ranges of about `rows` rows that never cut a block in two."""
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(block)) + 1, [len(block)]]) if len(block) else np.zeros(1, int)
+    if not len(block):
+        return []
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(block)) + 1, [len(block)]])
     out, low = [], 0
     for edge, following in zip(edges[1:].tolist(), [*edges[2:].tolist(), None], strict=True):
         if following is None or following - low > rows:

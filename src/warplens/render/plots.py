@@ -7,6 +7,7 @@ take about a second; an SVG holds them as one picture and comes out the same byt
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Collection
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import FileError, UsageError
 from warplens.render.escape import visible
+from warplens.render.facts import mapping
 from warplens.render.pick import shape
 
 if TYPE_CHECKING:
@@ -77,14 +79,15 @@ def _figure(trace: Trace, kind: str, launch: int | None, block: int | None) -> F
 def _write(figure: Figure, target: Path) -> None:
     suffix = target.suffix.lower()
     metadata: dict[str, Any] = {"Date": None, "Creator": "warplens"} if suffix == ".svg" else {"Software": "warplens"}
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part = target.with_name(f".warplens-{os.getpid()}.part")  # short: `target` may have as long a name as can be
     try:
         figure.savefig(part, format=suffix[1:], dpi=PIXELS_PER_INCH, metadata=metadata)
         part.replace(target)
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder is none, or its name is too long
+            part.unlink(missing_ok=True)
 
 
 def drawable(text: object, *, limit: int = 60) -> str:
@@ -97,7 +100,7 @@ def drawable(text: object, *, limit: int = 60) -> str:
 def title_facts(trace: Trace, launch: int, facts: str) -> tuple[str, str]:
     """Title (kernel and device) and the line under it: launch, its shape, `facts`, uncertainty of the time axis."""
     row = trace.launches.filter(trace.launches["launch"] == launch).to_dicts()[0]
-    device = (trace.manifest.get("device") or {}).get("name") or "a device not known"
+    device = mapping(trace.manifest.get("device")).get("name") or "a device not known"
     title = f"{drawable(row['kernel'])} on {drawable(device)}"
     uncertainty = row["uncertainty_ns"]
     known = uncertainty is not None and math.isfinite(uncertainty)

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from warplens.render.escape import visible
+from warplens.render.facts import entries, mapping, number
 from warplens.render.pick import counted, nanoseconds
 
 if TYPE_CHECKING:
@@ -161,31 +162,33 @@ def _clocks(manifest: dict[str, Any]) -> TrustLine:
     state = manifest.get("clock_state")
     if not state:
         return TrustLine("clocks", "note", "clocks, power and throttling not measured")
-    before, after = state.get("before") or {}, state.get("after") or {}
+    before, after = mapping(state.get("before")), mapping(state.get("after"))
+    read = {"SM": ("sm_hz", 1e-6, "MHz"), "memory": ("memory_hz", 1e-6, "MHz"), "power": ("power_w", 1, "W")}
+    read["temperature"] = ("temperature_c", 1, "C")
     parts = [
-        _change("SM", before.get("sm_hz"), after.get("sm_hz"), 1e-6, "MHz"),
-        _change("memory", before.get("memory_hz"), after.get("memory_hz"), 1e-6, "MHz"),
-        _change("power", before.get("power_w"), after.get("power_w"), 1, "W"),
-        _change("temperature", before.get("temperature_c"), after.get("temperature_c"), 1, "C"),
+        _change(name, number(before.get(key)), number(after.get(key)), scale, unit)
+        for name, (key, scale, unit) in read.items()
     ]
-    reported = [s.get("throttle_reasons") for s in (before, after)]
+    reported = [entries(s.get("throttle_reasons")) for s in (before, after)]
     reasons = sorted({visible(r) for rs in reported for r in rs or []} - _HARMLESS_THROTTLES)
     if reasons:
         return TrustLine("clocks", "BAD", ", ".join(parts) + ", throttled: " + ", ".join(reasons))
     parts.append("throttling not measured" if None in reported else "not throttled")
-    first, last = before.get("sm_hz"), after.get("sm_hz")
+    first, last = number(before.get("sm_hz")), number(after.get("sm_hz"))
     if not first or not last or abs(last - first) > STEADY_CLOCK * first or None in reported:
         return TrustLine("clocks", "note", ", ".join(parts))
     return TrustLine("clocks", "ok", ", ".join(parts), f"{first * 1e-6:.0f} MHz, not throttled")
 
 
 def _neighbours(manifest: dict[str, Any]) -> TrustLine:
-    device, state = manifest.get("device") or {}, manifest.get("clock_state") or {}
-    seen = [s.get("other_processes") for s in (state.get("before") or {}, state.get("after") or {})]
-    others = [len(s) if isinstance(s, list) else s for s in seen if s is not None]
+    device, state = mapping(manifest.get("device")), mapping(manifest.get("clock_state"))
+    seen = [mapping(state.get(when)).get("other_processes") for when in ("before", "after")]
+    counts = [number(len(s) if isinstance(s, list) else s) for s in seen]
+    others = [n for n in counts if n is not None]
     facts = {"MIG": device.get("mig"), "MPS": device.get("multi_process")}
+    facts = {k: v if isinstance(v, bool) else None for k, v in facts.items()}
     parts = [f"{k} {'not known' if v is None else 'on' if v else 'off'}" for k, v in facts.items()]
-    parts.append(f"other processes {max(others) if others else 'not known'}")
+    parts.append(f"other processes {max(others):.0f}" if others else "other processes not known")
     shared = any(facts.values()) or any(others)
     known = None not in facts.values() and bool(others)
     return TrustLine(

@@ -114,7 +114,11 @@ def write_file(
         facts["sources_left_out"] = left_out
     check(facts, str(path))
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        if path.exists() and not path.is_file():
+            raise FileError(f"cannot write {path}: it is no plain file; choose another place with -o")
+        descriptor, name = tempfile.mkstemp(prefix=".wlens-", suffix=".tmp", dir=path.parent)
+    except ValueError as error:  # a zero byte
+        raise FileError(f"cannot write {str(path)!r}: {error}") from error
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}; choose another place with -o") from error
     temporary = Path(name)
@@ -140,6 +144,8 @@ def read_file(path: str | os.PathLike[str]) -> FileContents:
     when a newer warplens wrote it. Members that format 1 does not know are ignored.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise FormatError(f"{path}: expected a .wlens file, found a device or a pipe")
     read, names = _members(path)
     if _MANIFEST not in names:
         raise FormatError(f"{path}: expected a .wlens file with a {_MANIFEST}, found a zip without one")

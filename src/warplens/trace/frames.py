@@ -96,8 +96,24 @@ def from_parquet(
         raise FormatError(f"tables/{name}.parquet: expected in a file with tables, found only {sorted(members)}")
     if name == "spans":
         stored = _read("spans", members[name], STORED_SPANS)
+        _expect_below(stored, "spans", "site", table("sites").height)
+        _expect_below(stored, "spans", "launch", table("launches").height)
         return _from_stored(stored, table("blocks"), table("clocks"), origin_ns)
-    return _read(name, members[name], CLOCKS if name == "clocks" else TABLES[name])
+    frame = _read(name, members[name], CLOCKS if name == "clocks" else TABLES[name])
+    if name in ("launches", "sites"):
+        key = "launch" if name == "launches" else "site"
+        if frame[key].to_list() != list(range(frame.height)):
+            raise FormatError(f"tables/{name}.parquet: expected {key} to count from 0, found another order")
+    elif name == "blocks":
+        _expect_below(frame, "blocks", "launch", table("launches").height)
+    return frame
+
+
+def _expect_below(frame: pl.DataFrame, name: str, column: str, bound: int) -> None:
+    """`FormatError` when a reference leads out of the table that it names."""
+    highest = frame[column].max()
+    if isinstance(highest, int) and highest >= bound:
+        raise FormatError(f"tables/{name}.parquet: expected {column} below {bound}, found {highest}")
 
 
 def _read(name: str, data: bytes, columns: dict[str, Column]) -> pl.DataFrame:
@@ -110,6 +126,9 @@ def _read(name: str, data: bytes, columns: dict[str, Column]) -> pl.DataFrame:
         missing = [column for column in columns if column not in frame.columns]
         if missing:
             raise FormatError(f"{where}: expected the columns {missing}, found only {frame.columns}")
+        empty = [key for key, column in columns.items() if not column.nullable and frame[key].null_count()]
+        if empty:
+            raise FormatError(f"{where}: expected a value in every row, found none in some of {empty}")
         kept = [frame[key] for key in columns]  # a narrow integer may stay so where it is only added to another
         narrow = [key.endswith("_residual") and frame.schema[key].is_integer() for key in columns]
         dtypes = [getattr(pl, column.dtype) for column in columns.values()]

@@ -177,3 +177,50 @@ def test_without_nvml_the_state_is_unknown_not_wrong(monkeypatch: pytest.MonkeyP
 def test_a_source_that_is_not_there_is_a_file_error(tmp_path: Any) -> None:
     with pytest.raises(errors.FileError, match=r"nowhere\.cu"):
         cuda.CudaKernel.from_file(tmp_path / "nowhere.cu", "k<true>")
+
+
+@pytest.mark.parametrize("value", [np.int64(4), (np.int32(4),), [4, np.uint8(1)], np.array([4, 1, 1])])
+def test_numbers_of_numpy_are_grid_sizes(value: Any) -> None:
+    assert cuda.dim3(value, "grid") == (4, 1, 1)
+
+
+@pytest.mark.parametrize("value", [1.5, (1.5, 1), "32", None, (), (1, 2, 3, 4), 0, (1, -1), {}])
+def test_grid_sizes_that_cannot_be_meant_are_refused(value: Any) -> None:
+    with pytest.raises(errors.UsageError, match="one to three positive numbers"):
+        cuda.dim3(value, "grid")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rounds": "3"},
+        {"launches": 1.5},
+        {"capacity_bytes": -1},
+        {"every_block": None},
+        {"warps": 5},
+        {"warps": ("0",)},
+        {"cluster": (2,)},
+        {"cluster": 2},
+        {"cluster": (0, 1, 1)},
+    ],
+)
+def test_options_of_a_wrong_type_or_size_are_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(errors.UsageError, match=next(iter(options))):
+        RecordOptions.of(options)
+
+
+def test_warps_may_come_from_numpy() -> None:
+    assert RecordOptions.of({"warps": np.array([0, 3])}).warp_mask == 0b1001
+
+
+@pytest.mark.parametrize("odd", ["int a;\0 int b;", "\udcff"])
+def test_text_that_nvrtc_cannot_take_is_refused_and_not_cut(odd: str) -> None:
+    plain: dict[str, Any] = {"source": "", "name_expressions": [], "arch": "sm_90a"}
+    for where in ({"source": odd}, {"filename": odd}, {"options": [odd]}, {"name_expressions": [odd]}, {"arch": odd}):
+        with pytest.raises(errors.CompileError, match=r"zero byte|UTF-8"):
+            compiler.compile_cubin(**(plain | where))
+
+
+def test_a_site_that_is_given_a_number_is_refused() -> None:
+    with pytest.raises(errors.SitesError, match="'load = 5'"):
+        modules.parse_sites("s", b"load = 5, store\x1dk.cu\x1d3\0")

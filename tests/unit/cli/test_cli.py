@@ -263,7 +263,7 @@ def test_hostile_file_names_print_no_control_characters(good: Path, tmp_path: Pa
     path.write_bytes(good.read_bytes())
     for result in (run("summary", path), run("info", path), run("info", tmp_path / "\x1b[2J.wlens")):
         assert "\x1b" not in result.output
-    assert "next: warplens show '" in run("summary", path).stderr
+    assert "next: warplens show $'" in run("summary", path).stderr
 
 
 def test_colour_comes_only_to_terminals_and_never_with_no_color(good: Path) -> None:

@@ -202,3 +202,22 @@ def test_wrong_requests_are_refused_before_anything_is_written(tmp_path: Path) -
 def test_a_folder_that_is_missing_is_a_file_error(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file or directory"):
         plot(small(), "warps", tmp_path / "missing" / "a.png")
+
+
+def test_a_name_as_long_as_can_be_and_a_place_that_is_none(tmp_path: Path) -> None:
+    longest = tmp_path / ("a" * 251 + ".png")
+    assert plot(small(), "warps", longest).is_file()
+    (tmp_path / "file").write_bytes(b"")
+    for place in (tmp_path / ("a" * 300 + ".png"), tmp_path / "file" / "x.png", tmp_path / "missing" / "x.png"):
+        with pytest.raises(FileError, match="cannot write"):
+            plot(small(), "warps", place)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([longest.name, "file"])
+
+
+def test_blocks_whose_spans_are_all_instants_are_drawn_pale() -> None:
+    trace = small()
+    spans = trace.spans.with_columns(
+        flags=pl.lit(1, pl.UInt16), duration_ns=pl.lit(0, pl.Int64), duration_cycles=pl.lit(0, pl.Int64)
+    )
+    for marks in (spans, spans.clear()):
+        assert "SM" in words(blocks_figure(replace(trace, spans=marks), 0))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -391,3 +392,46 @@ def test_reading_and_writing_files_imports_no_polars() -> None:
     code = "import sys, warplens.trace.file; assert 'polars' not in sys.modules"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("spans", "site", None),
+        ("spans", "site", 60_000),
+        ("spans", "launch", 7),
+        ("blocks", "launch", 7),
+        ("sites", "site", 0),
+        ("launches", "kernel", None),
+    ],
+)
+def test_a_table_with_nulls_or_references_to_nowhere_is_one_clear_error(
+    table: str, column: str, value: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "whole.wlens"
+    Trace.from_recording(fake_recording(blocks=4)).save(path)
+    contents = read_file(path)
+    tables = dict(contents.tables)
+    frame = pl.read_parquet(io.BytesIO(tables[table]))
+    stream = io.BytesIO()
+    frame.with_columns(pl.lit(value, frame.schema[column]).alias(column)).write_parquet(stream)
+    write_file(path, contents.manifest, tables={**tables, table: stream.getvalue()})
+    trace = open_trace(path)
+    with pytest.raises(FormatError, match=rf"tables/{table}\.parquet"):
+        _ = (trace.launches, trace.sites, trace.blocks, trace.spans)
+
+
+def test_a_device_is_no_file_to_read_or_to_write(tmp_path: Path) -> None:
+    device = Path("/dev/zero")
+    if not device.is_char_device():
+        pytest.skip("no /dev/zero here")
+    with pytest.raises(FormatError, match="device"):
+        read_file(device)
+    with pytest.raises(FileError, match="no plain file"):
+        write_file(device, {**read_file(_saved(tmp_path)).manifest})
+
+
+def _saved(folder: Path) -> Path:
+    path = folder / "a.wlens"
+    Trace.from_recording(fake_recording(blocks=1)).save(path)
+    return path

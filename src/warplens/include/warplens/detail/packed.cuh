@@ -26,7 +26,7 @@ struct Batch {
 };
 
 // Space for a chunk, the same in all lanes of `active`; 0 when none is left, and then the loss is counted.
-__device__ __noinline__ u64 find_chunk(u32 active, u32 index, u32 events) {
+inline __device__ __noinline__ u64 find_chunk(u32 active, u32 index, u32 events) {
   const u32 leader = __ffs(active) - 1;
   u64 chunk = 0;
   if (read_laneid() == leader) {
