@@ -47,7 +47,7 @@ def test_a_reader_that_reads_nothing_is_no_error(good: Path, arguments: list[str
     assert shell(f"{CODE} | true", *given).stderr == "code 0\n"
 
 
-@pytest.mark.parametrize("closing", [">&-", "2>&- >/dev/null", ">&- 2>&-", "<&- >/dev/null", ">/dev/null 2>/dev/full"])
+@pytest.mark.parametrize("closing", [">&- 2>&-", "<&- >/dev/null", ">/dev/null 2>/dev/full"])
 def test_closed_streams_and_a_full_stderr_do_not_change_the_exit_code(good: Path, closing: str) -> None:
     assert shell(f'"$@" {closing}', "info", good).returncode == 0
     assert shell(f'"$@" {closing}', "info", good.with_name("missing.wlens")).returncode == 3
@@ -61,7 +61,7 @@ def test_a_full_disk_behind_stdout_is_one_message(good: Path, arguments: list[st
     assert "fault of warplens" not in done.stderr
 
 
-@pytest.mark.parametrize("columns", ["0", "", "x", "-5", "1", "7"])
+@pytest.mark.parametrize("columns", ["0", "x", "-5", "7"])
 @pytest.mark.parametrize("command", [["summary"], ["show"], ["info"], ["query"]])
 def test_a_width_that_is_none_hides_nothing(good: Path, columns: str, command: list[str]) -> None:
     sql = ["select max(start_cycles) as latest, 123456789012345 as number from spans"] if command == ["query"] else []
@@ -146,7 +146,7 @@ def test_an_error_has_no_colour_with_no_color_even_on_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("key", ["device", "clock_state"])
-@pytest.mark.parametrize("odd", [True, -1, 1.5, "x", "", [], ["x"], {}, {"a": 1}, [None], 10**400])
+@pytest.mark.parametrize("odd", [True, -1, 1.5, "x", [None], {"a": 1}, 10**400])
 def test_facts_of_another_type_are_not_known(good: Path, tmp_path: Path, key: str, odd: Any) -> None:
     facts = {
         "device": ["name", "compute_capability", "sm_count", "driver", "cuda_driver_version", "mig", "multi_process"],
