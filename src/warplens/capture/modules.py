@@ -6,6 +6,7 @@ be damaged.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +50,7 @@ def parse_sites(name: str, content: bytes) -> dict[str, Any]:
     """One site set of the manifest from the string that WARPLENS_SITES left in the module."""
     text = content.rstrip(b"\0").decode(errors="replace")
     parts = text.split(layout.TAIL_SEPARATOR)
-    if len(parts) != 3 or not parts[2].isdigit():
+    if len(parts) != 3 or not re.fullmatch("[0-9]{1,9}", parts[2]):
         raise SitesError(f"site set {name!r}: its table in the module cannot be read; was it made by WARPLENS_SITES?")
     listed, file, line = parts[0], parts[1], int(parts[2])
     rows: list[list[str]]

@@ -75,8 +75,8 @@ class Axis:
         return out
 
 
-@dataclass
-class Spans:
+@dataclass(eq=False, repr=False)
+class SpanColumns:
     """Columns of the table `spans`, with the dtypes of the table."""
 
     launch: U32
@@ -92,6 +92,10 @@ class Spans:
     payload: Words | None
     id: Words | None
     flags: U16
+
+
+class Spans(SpanColumns):
+    """Columns that are all there."""
 
     def __len__(self) -> int:
         return len(self.launch)

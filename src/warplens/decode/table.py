@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from warplens.decode.chunks import I64, U32, Chunks
-from warplens.decode.events import U8, U16, Words
-from warplens.decode.spans import Axis, Loose, Run
+from warplens.decode.chunks import I64, Chunks
+from warplens.decode.events import Words
+from warplens.decode.spans import Axis, Loose, Run, SpanColumns
 
 THREADS: Final = 2
 """numpy lets go of the interpreter's lock in nearly all that is done here; more gains little (memory)."""
@@ -78,22 +78,8 @@ class Part(Protocol):
         """Writes ids or payloads."""
 
 
-class SpanTable:
-    """Columns of the table `spans`, with its dtypes. Each is made at first access and kept."""
-
-    launch: U32
-    block: U32
-    warp: U8
-    sequence: U32
-    site: U16
-    depth: U8
-    start_ns: I64
-    start_cycles: I64
-    duration_cycles: I64
-    duration_ns: I64
-    payload: Words | None
-    id: Words | None
-    flags: U16
+class SpanTable(SpanColumns):
+    """Columns of the table `spans`, each made at first access and kept."""
 
     def __init__(
         self, groups: Sequence[Part], runs: Sequence[PlacedRun], per: PerChunk, chunks: Chunks, axis: Axis

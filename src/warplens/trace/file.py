@@ -50,8 +50,7 @@ _UNREADABLE: Final = (
     struct.error,
     EOFError,
     ValueError,  # among them JSONDecodeError and UnicodeDecodeError
-    RuntimeError,  # an encrypted member; RecursionError
-    NotImplementedError,
+    RuntimeError,  # an encrypted member, an unknown compression, too deep a nesting
     LookupError,
     OverflowError,
     MemoryError,
