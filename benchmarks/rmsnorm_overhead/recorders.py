@@ -12,16 +12,21 @@ from pathlib import Path
 HERE = Path(__file__).parent
 MARKS = 9  # eight phases and the end
 RIVALS = {"document": "document.cuh", "flashinfer": "flashinfer.cuh"}
-_STORE = ("packed.cuh", "if (lane_ < words) store_word(", "if (lane_ < words && word == 0x12345678u) store_word(")
+_STORES = tuple(
+    ("packed.cuh", store, f"if (record == 0x12345678u) {store}")
+    for store in ("store_word(address, select(in_record", "store_word(address, select(lane_")
+)
 _ASK = (
     "packed.cuh",
     "        index_ = ask_for_chunk();\n      }\n    } else",
     "        index_ = blockIdx.x * 20u + threadIdx.x / 32u;\n      }\n    } else",
 )
-_END = ("packed.cuh", "if (limit_ == kOff) return;", "if (limit_ == kOff || word_ != 0x12345678u) return;")
+_END = ("packed.cuh", "if (limit_ == kOff) return;", "if (limit_ == kOff || time_ != 0x12345678u) return;")
+_BARRIER = ("packed.cuh", "if (after_wait) settle();\n    keep_event", "keep_event")
 ABLATIONS = {
-    "without the store": (_STORE,),
+    "without the store": _STORES,
     "without asking for space": (_ASK,),
+    "clock not held behind barriers": (_BARRIER,),
     "marks and asking, nothing at the end": (_END,),
     "marks alone": (_ASK, _END),
 }

@@ -27,7 +27,8 @@ from warplens.capture.cuda import CudaKernel
 from warplens.capture.options import RecordOptions
 
 EPS = 1e-6
-VARIANTS = ("clean", "warplens", "document", "flashinfer", *recorders.ABLATIONS)
+NARROWED = "warplens, blocks and warps chosen"
+VARIANTS = ("clean", "warplens", NARROWED, "document", "flashinfer", *recorders.ABLATIONS)
 
 
 def checked(result: tuple[Any, ...]) -> Any:
@@ -139,18 +140,21 @@ class Warplens(Variant):
 
     traced = True
     include_options: tuple[str, ...] = ()
+    record_options = RecordOptions()
+    mode = layout.Mode.ALL
 
     def build(self, arch: str) -> Any:  # noqa: ARG002
         """The build that `Kernel.record` would choose for this launch."""
         name = recorders.name_expression(traced=True)
         kernel = CudaKernel(self.source(), name, options=self.include_options, filename="rmsnorm.cu")
         work = self.workload
-        build, self.entry = kernel.traced_build((work.rows, 1, 1), (work.warps * 32, 1, 1), RecordOptions())
-        self.kernel, self.build_options = kernel, build.options
         self.chunks = work.launches * work.rows * work.warps
         self.arena = Arena(layout.ARENA_OFFSET + 4 * self.chunks * layout.CHUNK_BYTES)  # half of it is the pool
+        shape = (work.rows, 1, 1), (work.warps * 32, 1, 1)
+        build, self.entry = kernel.traced_build(*shape, self.record_options, self.arena)
+        self.kernel, self.build_options = kernel, build.options
         address = build.library.symbol(layout.DESCRIPTOR_SYMBOL)
-        value = self.arena.descriptor(layout.Mode.ALL).reshape(1)
+        value = self.arena.descriptor(self.mode).reshape(1)
         checked(driver.cuMemcpyHtoD(address, value.ctypes.data, value.nbytes))
         return build.function.handle
 
@@ -171,6 +175,13 @@ class Warplens(Variant):
         if found != wanted:
             raise RuntimeError(f"warplens recorded {found}; expected {wanted}")
         return found
+
+
+class Narrowed(Warplens):
+    """The build for chosen blocks and warps, which reads its switch at run time; here all of them are chosen."""
+
+    record_options = RecordOptions(warps=tuple(range(32)))
+    mode = layout.Mode.NARROWED
 
 
 class Rival(Variant):
@@ -232,6 +243,7 @@ def make_variant(name: str, workload: Workload, arch: str) -> Variant:
     kinds: dict[str, type[Variant]] = {
         "clean": Variant,
         "warplens": Warplens,
+        NARROWED: Narrowed,
         **dict.fromkeys(recorders.ABLATIONS, Ablated),
     }
     return kinds.get(name, Rival)(name, workload, arch)

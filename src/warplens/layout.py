@@ -179,6 +179,7 @@ CONTROL_CURSORS: Final = 256  # u32 each, CURSOR_STRIDE apart
 CURSOR_COUNT: Final = 1024
 CURSOR_STRIDE: Final = 32
 ARENA_OFFSET: Final = CONTROL_CURSORS + CURSOR_COUNT * CURSOR_STRIDE
+CONTROL_ALIGNMENT: Final = CURSOR_COUNT * CURSOR_STRIDE  # of the control block: an offset of a cursor is OR-ed in
 
 
 def _constants() -> dict[str, int]:

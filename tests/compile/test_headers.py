@@ -135,3 +135,9 @@ def test_another_standard_takes_the_place_of_the_default_without_a_warning() -> 
     source = "static_assert(__cplusplus >= 202002L);\n" + marked("warplens::Recorder<s> rec;")
     for options in (["--std=c++20"], ["-std=c++20"]):
         assert "warning" not in compile_cubin(source, ["k"], arch="sm_90a", options=options).log
+
+
+def test_compiling_writes_into_no_object_that_python_shares() -> None:
+    # NVRTC writes an empty log as one byte, and Python keeps a single object for each bytes of length 1.
+    compile_cubin('extern "C" __global__ void k() {}', ["k"], arch="sm_90a")
+    assert [bytes([value])[0] for value in range(256)] == list(range(256))

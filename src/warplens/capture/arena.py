@@ -47,7 +47,8 @@ class Arena:
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.shared_chunks, self.chunks = divide(capacity_bytes)
-        self._memory = driver.DeviceMemory(capacity_bytes)
+        self._memory = driver.DeviceMemory(capacity_bytes + layout.CONTROL_ALIGNMENT)
+        self.address = -(-self._memory.address // layout.CONTROL_ALIGNMENT) * layout.CONTROL_ALIGNMENT
         fresh = np.zeros(layout.ARENA_OFFSET, np.uint8)
         fresh[layout.CONTROL_POOL_CURSOR :][:4].view("<u4")[0] = self.shared_chunks
         cursors = fresh[layout.CONTROL_CURSORS :].view("<u4")[:: layout.CURSOR_STRIDE // 4]
@@ -60,7 +61,7 @@ class Arena:
         """Value of the module's descriptor symbol."""
         value = np.zeros((), layout.DESCRIPTOR)
         for name, content in {
-            "control": self._memory.address,
+            "control": self.address,
             "shared_chunks": self.shared_chunks,
             "chunks": self.chunks,
             "mode": int(mode),
@@ -70,19 +71,23 @@ class Arena:
             value[name] = content
         return value
 
+    def compile_options(self) -> tuple[str, ...]:
+        """Options that compile a kernel for this arena alone, recording every warp: arena.cuh says what that saves."""
+        return f"-DWARPLENS_ARENA={self.address:#x}ull", f"-DWARPLENS_SHARED_CHUNKS={self.shared_chunks}u"
+
     def clear(self, stream: int) -> None:
         """Forget everything, ordered in `stream`."""
-        driver.call("cuMemsetD8Async", self._memory.address, 0, self.capacity_bytes, stream, doing="clearing the arena")
+        driver.call("cuMemsetD8Async", self.address, 0, self.capacity_bytes, stream, doing="clearing the arena")
         self.clear_cursors(stream)
 
     def clear_cursors(self, stream: int) -> None:
         """Start again at the first chunk, ordered in `stream`; what was written stays until it is written over."""
-        addresses = self._memory.address, self._fresh.address
+        addresses = self.address, self._fresh.address
         driver.call("cuMemcpyDtoDAsync", *addresses, layout.ARENA_OFFSET, stream, doing="clearing the arena")
 
     def drain(self, stream: int) -> Drained:
         """Copy out what was written, after all that is in `stream`."""
-        control = driver.copy_from_device(self._memory.address, (layout.ARENA_OFFSET,), np.uint8, stream)
+        control = driver.copy_from_device(self.address, (layout.ARENA_OFFSET,), np.uint8, stream)
         lost_events, lost_chunks = (
             int(control[at : at + 8].view("<u8")[0]) for at in (layout.CONTROL_LOST_EVENTS, layout.CONTROL_LOST_CHUNKS)
         )
@@ -91,7 +96,7 @@ class Arena:
         cursors = control[layout.CONTROL_CURSORS :].view("<u4")[:: layout.CURSOR_STRIDE // 4][: layout.CURSOR_COUNT]
         taken = np.minimum(cursors // layout.CURSOR_COUNT, self.shared_chunks // layout.CURSOR_COUNT)
         depth = int(taken.max(initial=0))
-        start = self._memory.address + layout.ARENA_OFFSET
+        start = self.address + layout.ARENA_OFFSET
         shared_out = driver.copy_from_device(start, (depth, layout.CURSOR_COUNT, layout.CHUNK_WORDS), "<u4", stream)
         others = driver.copy_from_device(
             start + self.shared_chunks * layout.CHUNK_BYTES, (rest, layout.CHUNK_WORDS), "<u4", stream

@@ -71,9 +71,14 @@ def _check(nvrtc: Any, result: Any, what: str) -> Any:
     return values[0] if values else None
 
 
+def _buffer(size: int) -> bytes:
+    """Bytes for NVRTC to write `size` of: one more, since Python keeps one object for all equal bytes of length 1."""
+    return bytes(size + 1)
+
+
 def _log(nvrtc: Any, program: Any) -> str:
     size = _check(nvrtc, nvrtc.nvrtcGetProgramLogSize(program), "reading the log")
-    buffer = b" " * size
+    buffer = _buffer(size)
     _check(nvrtc, nvrtc.nvrtcGetProgramLog(program, buffer), "reading the log")
     text: str = buffer.rstrip(b"\0 ").decode(errors="replace")
     return text
@@ -126,8 +131,8 @@ def compile_cubin(
             for name, expression in expressions.items()
         }
         size = _check(nvrtc, nvrtc.nvrtcGetCUBINSize(program), "reading the machine code")
-        cubin = b" " * size
+        cubin = _buffer(size)
         _check(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin), "reading the machine code")
-        return Compiled(cubin=cubin, names=names, log=log)
+        return Compiled(cubin=cubin[:size], names=names, log=log)
     finally:
         nvrtc.nvrtcDestroyProgram(program)

@@ -118,8 +118,11 @@ class CudaKernel:
             self._builds[key] = Build(library, library.function(compiled.names[name], shown=name), compiled, extra)
         return self._builds[key]
 
-    def traced_build(self, grid: Dim3, block: Dim3, options: RecordOptions) -> tuple[Build, dict[str, Any]]:
-        """The build for this launch shape, and the `kernels` entry of the manifest with both builds' resources."""
+    def traced_build(
+        self, grid: Dim3, block: Dim3, options: RecordOptions, arena: Arena
+    ) -> tuple[Build, dict[str, Any]]:
+        """The build for this launch shape and arena, and the `kernels` entry of the manifest with both builds'
+        resources."""
         threads = block[0] * block[1] * block[2]
         most = driver.attribute(self._device, "MAX_THREADS_PER_BLOCK")
         if threads > most:
@@ -130,6 +133,8 @@ class CudaKernel:
             extra.append(f"-DWARPLENS_MAX_WARPS={(threads + 31) // 32}")
         if grid[1:] == (1, 1) and block[1:] == (1, 1):
             extra.append("-DWARPLENS_1D")
+        if not options.narrowed:
+            extra += arena.compile_options()
         build = self._build(self.name, tuple(extra))
         traced = build.function.resources(threads, options.shared_bytes)
         clean = None
@@ -210,13 +215,13 @@ class _Session:
         self.kernel, self.options = kernel, options
         self.grid, self.block = shape
         self.stream = stream_handle(options.stream)
-        self.traced, self.entry = kernel.traced_build(*shape, options)
-        self.clean = kernel._build(kernel.clean, ()) if kernel.clean else None
-        for build in filter(None, (self.clean, self.traced)):
-            build.function.allow_shared_bytes(options.shared_bytes)
         if kernel._arena is None or kernel._arena.capacity_bytes != options.capacity_bytes:
             kernel._arena = Arena(options.capacity_bytes)
         self.arena = kernel._arena
+        self.traced, self.entry = kernel.traced_build(*shape, options, self.arena)
+        self.clean = kernel._build(kernel.clean, ()) if kernel.clean else None
+        for build in filter(None, (self.clean, self.traced)):
+            build.function.allow_shared_bytes(options.shared_bytes)
         kernel._calibrator = kernel._calibrator or Calibrator(kernel._device, kernel.arch)
         self.calibrator = kernel._calibrator
         self.calibration: list[dict[str, Any]] = []
@@ -294,9 +299,8 @@ class _Session:
     def run(self, parameters: Arguments) -> Recording:
         """All launches; the recording."""
         device = self.kernel._device
-        narrowed = self.options.every_block > 1 or self.options.warps is not None
         state_before = machine.clock_state(device)
-        self._switch(layout.Mode.NARROWED if narrowed else layout.Mode.ALL)
+        self._switch(layout.Mode.NARROWED if self.options.narrowed else layout.Mode.ALL)
         try:
             self._rounds(parameters)
             kept = [self._keep(parameters) for _ in range(self.options.launches)]

@@ -81,6 +81,11 @@ class RecordOptions:
             raise UsageError(f"warps are numbered 0 to 31 within a block, not {self.warps}")
 
     @property
+    def narrowed(self) -> bool:
+        """Whether blocks or warps are left out."""
+        return self.every_block > 1 or self.warps is not None
+
+    @property
     def warp_mask(self) -> int:
         """Bit w: warp w of a block is recorded."""
         return 0xFFFFFFFF if self.warps is None else sum(1 << warp for warp in set(self.warps))

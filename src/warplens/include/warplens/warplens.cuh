@@ -49,10 +49,7 @@ class Recorder {
   using Site = typename Sites::Site;
 
   __device__ __forceinline__ Recorder() {}
-  __device__ __forceinline__ ~Recorder() {
-    settle_after_wait();
-    storage_.finish();
-  }
+  __device__ __forceinline__ ~Recorder() { storage_.finish(waits_); }
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
@@ -123,14 +120,10 @@ class Recorder {
   __device__ __forceinline__ static constexpr unsigned code(unsigned site, unsigned verb) {
     return site << detail::layout::kCodeSiteShift | verb << detail::layout::kCodeVerbShift;
   }
-  // The mark that ends a wait must not be taken before what was waited for has come: see detail::settle.
-  __device__ __forceinline__ void settle_after_wait() {
-    if (waits_) detail::settle();
-    waits_ = false;
-  }
+  // The mark that ends a wait must not be taken before what was waited for has come: see detail::behind_barrier.
   __device__ __forceinline__ void put(unsigned code, unsigned id = 0, unsigned payload = 0) {
-    settle_after_wait();
-    storage_.put(code, id, payload);
+    storage_.put(code, id, payload, waits_);
+    waits_ = false;
   }
   __device__ __forceinline__ static constexpr unsigned control(unsigned what) { return code(0, what); }
   __device__ __forceinline__ void with_payload(unsigned site, unsigned verb, unsigned payload) {

@@ -19,9 +19,22 @@ namespace detail {
 
 constexpr u32 kNone = 0xffffffffu;  // no answer of a cursor
 
+// A host that compiles for one arena and records every warp names both here, and then no warp waits for the first read
+// of the module's constant memory, which takes longer than one of global memory. All else reads the descriptor.
+#ifdef WARPLENS_ARENA
+constexpr bool kArenaKnown = true;
+__device__ __forceinline__ u64 control_address() { return WARPLENS_ARENA; }
+__device__ __forceinline__ u32 shared_chunks() { return WARPLENS_SHARED_CHUNKS; }
+#else
+constexpr bool kArenaKnown = false;
+__device__ __forceinline__ u64 control_address() { return warplens_device.control; }
+__device__ __forceinline__ u32 shared_chunks() { return warplens_device.shared_chunks; }
+#endif
+
 // Reads the mode now, not where it is used: the first read of constant memory takes as long as one of global memory.
 // `zero` is one that the compiler does not know to be 0; without it ptxas repeats the load at the use.
 __device__ __forceinline__ u32 load_mode(u32 zero) {
+  if (kArenaKnown) return layout::kModeAll;
   const u64 address = __cvta_generic_to_constant(&warplens_device.mode);
   u32 mode;
   asm volatile("ld.const.u32 %0, [%1];" : "=r"(mode) : "l"(address + zero));
@@ -42,31 +55,34 @@ __device__ __forceinline__ u32 cursor_offset() {
 }
 
 __device__ __forceinline__ u64 cursor_address() {
-  return warplens_device.control + cursor_offset() + layout::kControlCursors;
+  return (control_address() | cursor_offset()) + layout::kControlCursors;  // the control block is aligned to 32 KiB
 }
+
+static_assert(layout::kCursorCount * layout::kCursorStride <= layout::kControlAlignment,
+              "an offset of a cursor fits below the control block's alignment");
 
 // Asks for a chunk without waiting for the answer: its index. Call it in one lane.
 __device__ __forceinline__ u32 ask_for_chunk() { return fetch_add(cursor_address(), layout::kCursorCount); }
 
 __device__ __forceinline__ u64 chunk_address(u32 index) {
-  return warplens_device.control + layout::kArenaOffset + static_cast<u64>(index) * layout::kChunkBytes;
+  return control_address() + layout::kArenaOffset + static_cast<u64>(index) * layout::kChunkBytes;
 }
 
 // Where the chunk lies that a cursor answered with, or one of the rest; 0 when no space is left. Call it in one lane.
 __device__ __forceinline__ u64 find_address(u32 index) {
-  if (index < warplens_device.shared_chunks) return chunk_address(index);
-  const u64 rest_cursor = warplens_device.control + layout::kControlPoolCursor;
+  if (index < shared_chunks()) return chunk_address(index);
+  const u64 rest_cursor = control_address() + layout::kControlPoolCursor;
   const u32 other = fetch_add(rest_cursor, 1u);
   // Cursors that ran over are set back, or they would wrap to 0 after 2^32 requests.
-  clamp_cursor(cursor_address(), warplens_device.shared_chunks + cursor_offset() / layout::kCursorStride);
+  clamp_cursor(cursor_address(), shared_chunks() + cursor_offset() / layout::kCursorStride);
   if (other < warplens_device.chunks) return chunk_address(other);
   clamp_cursor(rest_cursor, warplens_device.chunks);
   return 0;
 }
 
 __device__ __forceinline__ void count_lost(u32 events) {
-  add_to_counter(warplens_device.control + layout::kControlLostEvents, events);
-  add_to_counter(warplens_device.control + layout::kControlLostChunks, 1u);
+  add_to_counter(control_address() + layout::kControlLostEvents, events);
+  add_to_counter(control_address() + layout::kControlLostChunks, 1u);
 }
 
 __device__ __forceinline__ u32 chunk_meta(u32 warp, u32 sm, u32 count, u32 flags) {

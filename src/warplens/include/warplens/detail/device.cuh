@@ -22,15 +22,22 @@ __device__ __forceinline__ u64 read_clock() {
   return value;
 }
 
+__device__ __forceinline__ u32 read_clock_low() {
+  u32 value;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(value)::"memory");
+  return value;
+}
+
 // Lets a barrier take effect. BAR.SYNC does not hold a warp at once: a clock read right behind it was taken 14 cycles
-// later on an H200, whoever was still missing. A shuffle goes through the queue that the barrier goes through, and the
-// branch on its result keeps the clock read behind it. tests/gpu holds that the wait is then seen.
+// later on an H200, whoever was still missing. A load of shared memory goes through the queue that the barrier goes
+// through, and no compiler moves it above a barrier; the branch on what was loaded keeps the clock read behind it.
+// It reads the first word of the kilobyte that every block has reserved for the system from sm_80 on, so that it needs
+// no memory of its own; whatever stands there, nothing follows but a sleep of no time. tests/gpu holds that a wait is
+// then seen as long as it is.
 __device__ __forceinline__ void settle() {
-  // Differs from lane to lane and is below 2^31, which ptxas does not know: it leaves out a shuffle whose result it
-  // knows.
-  u32 value = gridDim.x | threadIdx.x;
-  asm volatile("shfl.sync.idx.b32 %0, %0, 0, 31, %1;" : "+r"(value) : "r"(__activemask()) : "memory");
-  if (value == 0xffffffffu) asm volatile("nanosleep.u32 0;" ::: "memory");  // never
+  u32 loaded;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(0) : "memory");
+  if (loaded == 0x9e3779b9u) asm volatile("nanosleep.u32 0;" ::: "memory");
 }
 
 __device__ __forceinline__ u64 read_globaltimer() {
@@ -73,6 +80,15 @@ __device__ __forceinline__ u32 linear_thread() {
 }
 
 __device__ __forceinline__ u32 linear_warp() { return linear_thread() / 32u; }
+
+// In PTX, since ptxas would branch otherwise.
+__device__ __forceinline__ u32 select(u32 condition, u32 yes, u32 no) {
+  u32 value;
+  asm("{.reg .pred p; setp.ne.u32 p, %1, 0; selp.u32 %0, %2, %3, p;}"
+      : "=r"(value)
+      : "r"(condition), "r"(yes), "r"(no));
+  return value;
+}
 
 // Streaming stores (.cs): a record is read once, by the host, long after.
 __device__ __forceinline__ void store_word(u64 address, u32 value) {

@@ -48,6 +48,7 @@ constexpr unsigned kControlCursors = 256u;
 constexpr unsigned kCursorCount = 1024u;
 constexpr unsigned kCursorStride = 32u;
 constexpr unsigned kArenaOffset = 33024u;
+constexpr unsigned kControlAlignment = 32768u;
 
 constexpr unsigned kFlagLast = 1u;
 constexpr unsigned kFlagPartial = 2u;

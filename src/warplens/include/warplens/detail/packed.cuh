@@ -1,6 +1,6 @@
 // The storage policy `packed`: a warp keeps its last 26 records in the registers of its lanes, record n in lane 6 + n,
-// and writes them with their header as one chunk in one coalesced store. A mark is three instructions (the clock,
-// a compare, a shift-and-add); memory is touched once in 26 records and at the end, and nothing that takes long is
+// and writes them with their header as one chunk in one coalesced store. A mark is three instructions (a compare,
+// the clock, a select of the code); memory is touched once in 24 records and at the end, and nothing that takes long is
 // waited for. Why so, and what the other ways cost: docs/adr/0004-buffers-and-overflow.md.
 // In: codes, ids and payloads of marks. Out: chunks as layout.py describes them. Never waits for another warp,
 // never writes outside of the chunk that it obtained. Wants whole warps: staged.cuh takes the others.
@@ -36,21 +36,41 @@ inline __device__ __noinline__ u64 find_chunk(u32 active, u32 index, u32 events)
   return static_cast<u64>(__shfl_sync(active, high(chunk), leader)) << 32 | __shfl_sync(active, low(chunk), leader);
 }
 
-// Word of the block record that belongs into this lane, 24 to 31.
-template <u32 kSitesHash>
-__device__ __forceinline__ u32 block_record_word(u32 lane, u32 begin_globaltimer, u64 globaltimer) {
-  const u32 words[] = {begin_globaltimer, low(globaltimer), high(globaltimer),
-                       read_smid(),       kSitesHash,       high(read_gridid())};
-  u32 word = 0;
-#pragma unroll
-  for (u32 i = 0; i < 6; ++i) word = lane == layout::kBlockRecordWord + i ? words[i] : word;
-  return word;
-}
+// Six words, of which lane l takes number l % 8: the header in lanes 0 to 5, the block record from lane 24 on.
+struct Words {
+  u32 values[6];
+
+  __device__ __forceinline__ u32 of(u32 lane) const {
+    const u32 first = select(lane & 1u, values[1], values[0]);
+    const u32 second = select(lane & 1u, values[3], values[2]);
+    const u32 third = select(lane & 1u, values[5], values[4]);
+    return select(lane & 4u, third, select(lane & 2u, second, first));
+  }
+};
+static_assert(layout::kWordBlock == 0 && layout::kWordMeta == 1 && layout::kWordGrid == 2 &&
+                  layout::kWordSequence == 3 && layout::kWordBaseLow == 4 && layout::kWordBaseHigh == 5,
+              "the order of Words in a header");
+static_assert(layout::kBlockRecordWord % 8u == 0 && layout::kBlockGlobaltimerBegin == 0 &&
+                  layout::kBlockGlobaltimerLow == 1 && layout::kBlockGlobaltimerHigh == 2 && layout::kBlockSm == 3 &&
+                  layout::kBlockSitesHash == 4 && layout::kBlockGridHigh == 5,
+              "the order of Words in a block record");
+
+// What the first warp of a block notes at its begin, and the globaltimer at its end.
+struct BlockFacts {
+  u32 begin_globaltimer;
+  u32 sm;
+  u64 globaltimer;
+
+  template <u32 kSitesHash>
+  __device__ __forceinline__ Words words() const {
+    return {{begin_globaltimer, low(globaltimer), high(globaltimer), sm, kSitesHash, high(read_gridid())}};
+  }
+};
 
 // The rare way to write: lanes are missing or disagree, or the cursor is at its end. Each run of neighbouring records
 // that are there becomes a chunk; what stood in absent lanes is a gap in `sequence`.
 template <u32 kSitesHash>
-__device__ __noinline__ void write_unusual(Batch batch, u64 base, u64 globaltimer, u32 flags, u32 begin_globaltimer) {
+__device__ __noinline__ void write_unusual(Batch batch, u64 base, u32 flags, BlockFacts block) {
   const u32 active = __activemask();
   const u32 lane = read_laneid();
   const u32 leader = __ffs(active) - 1;
@@ -85,7 +105,7 @@ __device__ __noinline__ void write_unusual(Batch batch, u64 base, u64 globaltime
       store_word(chunk + 4u * (layout::kHeaderWords + lane - start), batch.word);
     }
     if (block_record && lane >= layout::kBlockRecordWord) {
-      store_word(chunk + 4u * lane, block_record_word<kSitesHash>(lane, begin_globaltimer, globaltimer));
+      store_word(chunk + 4u * lane, block.template words<kSitesHash>().of(lane));
     }
   } while (pending != 0);
 }
@@ -93,71 +113,76 @@ __device__ __noinline__ void write_unusual(Batch batch, u64 base, u64 globaltime
 template <u32 kCodeBits, u32 kSitesHash>
 class Packed {
  public:
-  // What a block does before its first loads are under way costs most: the first mark reads the clock, nothing else.
-  __device__ __forceinline__ Packed() { mode_ = load_mode(threadIdx.x >> 10); }  // + 0, which ptxas does not know
+  // What a block does before its first loads are under way costs most: the first mark reads the clock, and little else.
+  __device__ __forceinline__ Packed() {
+    mode_ = load_mode(threadIdx.x >> 10);  // + 0, which ptxas does not know
+    lane_ = linear_thread() % 32u;
+  }
 
   // Up to three words: the event, then its id and its payload where the code says so.
-  __device__ __forceinline__ void put(u32 code, u32 id = 0, u32 payload = 0) {
-    const bool has_id = (code & layout::kCodeId) != 0;
-    const bool has_payload = (code & layout::kCodePayload) != 0;
-    const u32 words = 1 + (has_id ? 1 : 0) + (has_payload ? 1 : 0);
-    const u64 clock = read_clock();
-    if (count_ == 0 && sequence_ == 0 && linear_warp() == 0) begin_globaltimer_ = low(read_globaltimer());
-    if (count_ + words > limit_) make_room(clock);
-    keep_event(low(clock), code);
-    if (has_id) keep_raw(id);
-    if (has_payload) keep_raw(payload);
+  __device__ __forceinline__ void put(u32 code, u32 id, u32 payload, bool after_wait) {
+    if (after_wait) settle();
+    keep_event(code);
+    if ((code & layout::kCodeId) != 0) keep_raw(id);
+    if ((code & layout::kCodePayload) != 0) keep_raw(payload);
+    if (count_ > limit_) make_room();
   }
 
   // Index that the next record will have in the warp's own count.
   __device__ __forceinline__ u32 next_sequence() const { return sequence_ + count_; }
 
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void finish(bool after_wait) {
+    if (after_wait) settle();
     const u64 base = read_clock();
-    u64 globaltimer = 0;
-    if (linear_warp() == 0) globaltimer = read_globaltimer();
-    if (limit_ == kUnasked) make_room(base);
+    if (linear_warp() == 0) block_.globaltimer = read_globaltimer();
+    if (limit_ == kUnasked) make_room();
     if (limit_ == kOff) return;
     // A block record needs the room of the last records: warp 0 may have to write twice.
     if (count_ > layout::kBlockRecordSlots && linear_warp() == 0) {
-      write<false>(base, 0);
+      write<false>(base);
       begin_chunk();
     }
-    write<true>(base, globaltimer);
+    write<true>(base);
   }
 
  private:
-  static constexpr u32 kUnasked = 1;        // limit_ until the second record
-  static constexpr u32 kOff = 0x7ffffff0u;  // limit_ of a warp that is not recorded
+  // The most records that may be kept when a mark is done; one takes up to three words.
+  static constexpr u32 kUnasked = 1;  // until the second record
+  static constexpr u32 kAsked = layout::kRecordSlots - 3u;
+  static constexpr u32 kOff = 0x7ffffff0u;  // of a warp that is not recorded
 
-  // Every lane from that of record `count` on takes the word (at first all lanes: those of the header are written
-  // over at the end); the next one overwrites all but the first of them.
-  // In PTX, since ptxas would read the clock into a uniform register (S2UR) otherwise, which takes 20 cycles longer.
-  __device__ __forceinline__ void keep_event(u32 time, u32 code) {
-    if (count_ == 0) {
-      word_ = (time << kCodeBits) + code;
+  // Every lane from that of record `count` on takes time and code; the next record overwrites all but the first of
+  // them. The lanes of the header are written over at the end. In PTX, so that the clock is read behind `lane`.
+  __device__ __forceinline__ void keep_event(u32 code) {
+    if (begun_) {
+      asm volatile("{.reg .pred p; setp.ge.u32 p, %2, %3; @p mov.u32 %0, %%clock; @p mov.u32 %1, %4;}"
+                   : "+r"(time_), "+r"(code_)
+                   : "r"(lane_), "r"(kFirstLane + count_), "r"(code)
+                   : "memory");
     } else {
-      asm("{.reg .pred p; .reg .u32 t; setp.ge.u32 p, %1, %2; shl.b32 t, %3, %4; @p add.u32 %0, t, %5;}"
-          : "+r"(word_)
-          : "r"(lane_), "r"(kFirstLane + count_), "r"(time), "n"(kCodeBits), "r"(code));
+      time_ = read_clock_low();
+      code_ = code;
+      if (linear_warp() == 0) {
+        block_.begin_globaltimer = low(read_globaltimer());
+        block_.sm = read_smid();
+      }
     }
+    begun_ = true;
     ++count_;
   }
 
   __device__ __forceinline__ void keep_raw(u32 word) {
     raws_ |= 1u << count_;
-    word_ = count_ == 0 || lane_ >= kFirstLane + count_ ? word : word_;
+    time_ = lane_ >= kFirstLane + count_ ? word : time_;
     ++count_;
   }
 
-  // Space is asked for at the second record: behind the kernel's own first loads, so that the answer arrives
-  // behind the rest of the kernel. `clock` keeps ptxas from doing any of it earlier.
-  __device__ __forceinline__ void make_room(u64 clock) {
+  // Space is asked for at the second record: behind the kernel's own first loads, so that the answer arrives behind
+  // the rest of the kernel.
+  __device__ __forceinline__ void make_room() {
     if (limit_ == kUnasked) {
-      lane_ = read_laneid();
-      const u32 mode = mode_ + (high(clock) >> 31);
-      limit_ = layout::kRecordSlots;
-      if (mode != layout::kModeAll && !is_recorded(mode)) {
+      limit_ = kAsked;
+      if (mode_ != layout::kModeAll && !is_recorded(mode_)) {
         limit_ = kOff;
       } else if (lane_ == 0) {
         index_ = ask_for_chunk();
@@ -165,7 +190,7 @@ class Packed {
     } else if (limit_ == kOff) {
       count_ = 0;
     } else {
-      write<false>(clock, 0);
+      write<false>(read_clock());
       begin_chunk();
     }
   }
@@ -179,50 +204,51 @@ class Packed {
 
   // Writes the records kept; the whole warp stores one chunk where all is as usual.
   template <bool kLast>
-  __device__ __forceinline__ void write(u64 base, u64 globaltimer) {
+  __device__ __forceinline__ void write(u64 base) {
     constexpr u32 kFlags = kLast ? layout::kFlagLast : 0u;
+    const bool is_raw = (raws_ << kFirstLane >> lane_ & 1u) != 0;
+    const u32 record = is_raw ? time_ : (time_ << kCodeBits) + code_;
     bool usual = __activemask() == kFullMask;
     u32 index = index_;
     if (usual) {
       index = __shfl_sync(kFullMask, index_, 0);
       // Lanes that have passed as many marks agree on which of them keep a record.
       const u32 kept = __ballot_sync(kFullMask, lane_ - kFirstLane < count_);
-      usual =
-          __all_sync(kFullMask, kept == ((1u << count_) - 1u) << kFirstLane && index < warplens_device.shared_chunks);
+      usual = __all_sync(kFullMask, kept == ((1u << count_) - 1u) << kFirstLane && index < shared_chunks());
     }
     if (!usual) {
-      write_unusual<kSitesHash>({word_, count_, sequence_, index_, raws_}, base, globaltimer, kFlags,
-                                begin_globaltimer_);
+      write_unusual<kSitesHash>({record, count_, sequence_, index_, raws_}, base, kFlags, block_);
       return;
     }
     const u64 chunk = chunk_address(index);
+    const u64 address = static_cast<u64>(high(chunk)) << 32 | low(chunk) | lane_ * 4u;  // chunks are aligned
     const u32 warp = linear_warp();
-    const u32 flags = kLast && warp == 0 ? kFlags | layout::kFlagBlockRecord : kFlags;
-    u32 word = word_;
-    if (lane_ == layout::kWordBlock) word = linear_block();
-    if (lane_ == layout::kWordMeta) word = chunk_meta(warp, layout::kMetaSmUnknown, count_, flags);
-    if (lane_ == layout::kWordGrid) word = low(read_gridid());
-    if (lane_ == layout::kWordSequence) word = sequence_;
-    if (lane_ == layout::kWordBaseLow) word = low(base);
-    if (lane_ == layout::kWordBaseHigh) word = high(base);
-    u32 words = (layout::kHeaderWords + count_ + 7u) & ~7u;  // whole sectors of 32 bytes
     if (kLast && warp == 0) {
-      words = layout::kChunkWords;
-      if (lane_ >= layout::kBlockRecordWord)
-        word = block_record_word<kSitesHash>(lane_, begin_globaltimer_, globaltimer);
+      const bool in_record = lane_ >= layout::kBlockRecordWord;
+      const Words words =
+          in_record ? block_.template words<kSitesHash>() : header(base, warp, kFlags | layout::kFlagBlockRecord);
+      store_word(address, select(in_record || lane_ < kFirstLane, words.of(lane_), record));
+    } else if (lane_ < ((layout::kHeaderWords + count_ + 7u) & ~7u)) {  // whole sectors of 32 bytes
+      store_word(address, select(lane_ < kFirstLane, header(base, warp, kFlags).of(lane_), record));
     }
-    if (lane_ < words) store_word(chunk + lane_ * 4u, word);
   }
 
+  __device__ __forceinline__ Words header(u64 base, u32 warp, u32 flags) const {
+    return {{linear_block(), chunk_meta(warp, layout::kMetaSmUnknown, count_, flags), low(read_gridid()), sequence_,
+             low(base), high(base)}};
+  }
+
+  bool begun_ = false;
   u32 mode_;
-  u32 lane_ = 0;
-  u32 word_ = 0;
+  u32 lane_;
+  u32 time_;      // low half of clock64, or a raw word
+  u32 code_ = 0;  // of the same record
   u32 count_ = 0;
   u32 limit_ = kUnasked;
   u32 index_ = kNone;
   u32 sequence_ = 0;
   u32 raws_ = 0;
-  u32 begin_globaltimer_;  // of the block's first warp
+  BlockFacts block_;
 };
 
 }  // namespace detail

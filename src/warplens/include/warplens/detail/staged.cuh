@@ -41,9 +41,10 @@ class Staged {
     on_ = warp < WARPLENS_MAX_WARPS && (mode == layout::kModeAll || is_recorded(mode));
   }
 
-  __device__ __forceinline__ void put(u32 code, u32 id = 0, u32 payload = 0) {
+  __device__ __forceinline__ void put(u32 code, u32 id, u32 payload, bool after_wait) {
     const bool has_id = (code & layout::kCodeId) != 0;
     const bool has_payload = (code & layout::kCodePayload) != 0;
+    if (after_wait) settle();
     const u64 clock = read_clock();
     if (count_ + 1 + (has_id ? 1 : 0) + (has_payload ? 1 : 0) > layout::kRecordSlots) flush(0);
     if (sequence_ + count_ == 0) store_shared(stage_ + kBeginOffset, low(read_globaltimer()), 0);
@@ -54,7 +55,8 @@ class Staged {
 
   __device__ __forceinline__ u32 next_sequence() const { return sequence_ + count_; }
 
-  __device__ __forceinline__ void finish() {
+  // After a wait too: the atomic in shared memory lies between a barrier and the clock of the end.
+  __device__ __forceinline__ void finish(bool) {
     const u32 active = __activemask();
     const u32 threads = blockDim.x * blockDim.y * blockDim.z - linear_warp() * 32u;
     const u32 all = threads >= 32u ? kFullMask : (1u << threads) - 1u;
