@@ -30,14 +30,17 @@ __device__ __forceinline__ u32 read_clock_low() {
 
 // Lets a barrier take effect. BAR.SYNC does not hold a warp at once: a clock read right behind it was taken 14 cycles
 // later on an H200, whoever was still missing. A load of shared memory goes through the queue that the barrier goes
-// through, and no compiler moves it above a barrier; the branch on what was loaded keeps the clock read behind it.
-// It reads the first word of the kilobyte that every block has reserved for the system from sm_80 on, so that it needs
-// no memory of its own; whatever stands there, nothing follows but a sleep of no time. tests/gpu holds that a wait is
-// then seen as long as it is.
+// through, and no compiler moves it above a barrier. The second load is there to wait for the first, which decides
+// whether it is done; a clock is not read before a load that stands in front of it. (A branch costs more.) What is read
+// is the first word of the kilobyte that every block has reserved for the system from sm_80 on, so that no memory of
+// our own is needed. tests/gpu holds that a wait is then seen as long as it is.
 __device__ __forceinline__ void settle() {
   u32 loaded;
   asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(0) : "memory");
-  if (loaded == 0x9e3779b9u) asm volatile("nanosleep.u32 0;" ::: "memory");
+  asm volatile(
+      "{.reg .pred p; .reg .u32 t; setp.eq.u32 p, %0, 0x9e3779b9; @p ld.volatile.shared.u32 t, [%1];}" ::"r"(loaded),
+      "r"(0)
+      : "memory");
 }
 
 __device__ __forceinline__ u64 read_globaltimer() {
