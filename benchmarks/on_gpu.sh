@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# All that needs a GPU, in one go: the recordings, the cost of recording, the tests. Needs torch, polars and NVRTC.
+# All that needs a GPU, in one go: the recordings, the cost of recording, the facts of the device, the example's
+# results, the tests. Needs torch, polars and NVRTC.
 #     bash benchmarks/on_gpu.sh
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,7 +12,9 @@ step() {
 }
 step python3 examples/rmsnorm/record.py
 step python3 benchmarks/rmsnorm_overhead/run.py -o benchmarks/results/rmsnorm_overhead.json
-step python3 examples/rmsnorm/rmsnorm.py --rows 16 --dtype bfloat16
-step python3 examples/rmsnorm/rmsnorm.py --rows 16 --dtype float16
+step python3 benchmarks/device_facts.py -o benchmarks/results/device_facts.json
+for dtype in bfloat16 float16; do
+  step python3 examples/rmsnorm/rmsnorm.py --rows 16 --dtype "$dtype" --json benchmarks/results/rmsnorm_float64.json
+done
 step python3 -m pytest -q -m gpu tests/gpu --tb=short --durations=5
 exit $status

@@ -160,7 +160,10 @@ def encode_warp(
     chunks, sequence, base = [], first_sequence, events[0].t_cycles if events else 0
     for index, group in enumerate(groups):
         last = index == len(groups) - 1
-        base = group[-1].t_cycles + where.flush_delay_cycles if group else base
+        if group:  # a chunk's base is read before the event that begins the next one
+            base = group[-1].t_cycles + where.flush_delay_cycles
+            following = groups[index + 1 : index + 2]
+            base = min([base, *(next_group[0].t_cycles for next_group in following if next_group)])
         flags = where.flags
         if last and ended:
             base = events[-1].t_cycles

@@ -3,16 +3,19 @@
 In: arrays of torch, CuPy or numpy. Out: y and a trace; or, run as a program, the errors for every warp count of a
 block. Refuses, before anything is launched, what the kernel does not take. Never changes x or weight.
 
-    python examples/rmsnorm/rmsnorm.py [--rows 64] [--dtype bfloat16|float16]
+    python examples/rmsnorm/rmsnorm.py [--rows 64] [--dtype bfloat16|float16] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,13 +141,16 @@ def compare(y: Any, reference: np.ndarray[Any, np.dtype[np.float64]]) -> Agreeme
     return Agreement(relative_error, float(ratio[worst]), tuple(int(i) for i in worst))
 
 
-def check_every_warp_count(rows: int, dtype: str) -> int:
-    """Compare with float64 for blocks of 1 to 32 warps, full and with a last warp that is not; count the failures."""
+def check_every_warp_count(rows: int, dtype: str, json_file: Path | None = None) -> int:
+    """Compare with float64 for blocks of 1 to 32 warps, full and with a last warp that is not; count the failures.
+
+    What is printed replaces what `json_file` holds about `dtype`; its worst errors count as in `Agreement`.
+    """
     import torch
 
     kernel = make_kernel(dtype)
     generator = torch.Generator(device="cuda").manual_seed(1)
-    failures = 0
+    failures, sizes = 0, []
     print(f"{'hidden':>6} {'warps':>5} {'relative error':>14} {'worst / rounding':>16}  worst element")
     for warps in range(1, 33):
         for hidden in (256 * warps - 248, 256 * warps):
@@ -154,11 +160,17 @@ def check_every_warp_count(rows: int, dtype: str) -> int:
             record(kernel, x, weight, y, rounds=1, warmup=0)
             found = compare(y, expected(x, weight, EPS))
             failures += not found.good
+            sizes.append({"hidden": hidden, "warps": warps, **asdict(found)})
             verdict = "" if found.good else "  WRONG"
             print(
                 f"{hidden:>6} {warps:>5} {found.relative_error:>14.2e} {found.worst_error:>16.4f}  "
                 f"{found.worst_index}{verdict}"
             )
+    if json_file is not None:
+        facts = json.loads(json_file.read_text(encoding="utf-8")) if json_file.is_file() else {}
+        about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": torch.cuda.get_device_name()}
+        facts[dtype] = {**about, "rows": rows, "sizes": sizes}
+        json_file.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(f"{failures} of 64 sizes are wrong" if failures else f"all 64 sizes agree with float64 ({dtype})")
     return failures
 
@@ -168,8 +180,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check the RMSNorm kernel against float64 for every warp count.")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--dtype", choices=sorted(CPP_TYPES), default="bfloat16")
+    parser.add_argument("--json", type=Path, help="also write the table to this file, one entry a dtype")
     options = parser.parse_args()
-    return 1 if check_every_warp_count(options.rows, options.dtype) else 0
+    return 1 if check_every_warp_count(options.rows, options.dtype, options.json) else 0
 
 
 def _check_hidden(hidden: int) -> None:

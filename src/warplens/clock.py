@@ -21,8 +21,9 @@ Bool = npt.NDArray[np.bool_]
 
 SKEW_NS: Final = 4.0
 """A pair's two reads lie a few cycles apart (measured: 4 cycles for clock64, globaltimer, clock64)."""
-EDGE_NS: Final = 8.0
-"""A calibration pair is taken at an edge of globaltimer; its error is a few cycles of the polling loop."""
+EDGE_NS: Final = 4.0
+EDGE_LATE_NS: Final = 24.0
+"""A calibration pair is taken at an edge of globaltimer: at most a turn of the polling loop late (about 35 cycles)."""
 DEFAULT_STEP_NS: Final = 1000
 """Step of globaltimer where none was observed: GPUs before Hopper step by about 1 us."""
 _EXTREMES: Final = 16
@@ -30,10 +31,16 @@ _EXTREMES: Final = 16
 _PLAUSIBLE: Final = (0.02, 50.0)
 """ns per cycle of a clock between 20 MHz and 50 GHz: slopes beyond come from damaged pairs."""
 _GROSS_RATE_ERROR: Final = 1e-3
+_ROUGH_RATE_ERROR: Final = 2e-3
+"""Of the rate that a launch's pairs give roughly."""
 _RATE_SPREAD: Final = 1e-4
 """SMs of one GPU run within this of each other (measured: 4.5e-5)."""
 _USUAL_CYCLES_PER_NS: Final = 2.0
 """Only to tell turns of 4.29 s and of records apart, where no two pairs of an SM exist."""
+_AGREEING: Final = 0.9
+"""Share of the SMs that a calibration must agree with."""
+_SLIP_NS: Final = 40.0
+"""A calibration whose line lies this far off a launch's pairs, beside their step, is of another time."""
 _MAX_NS: Final = 1 << 62
 
 
@@ -135,17 +142,21 @@ class _Pairs:
     read: F64  # globaltimer, ns since base_ns
     low: F64
     high: F64
-    calibrated: Bool
+    entry: I64  # index of the calibration that a pair is of; -1: the launch's own
     kept: Bool
     base_ns: int
     base_cycles: int
     step_ns: float
     rejected: int = 0
 
+    @property
+    def calibrated(self) -> Bool:
+        return np.asarray(self.entry >= 0)
+
     def part(self, which: Bool) -> _Pairs:
         """Only the pairs in the mask."""
         columns = {
-            name: getattr(self, name)[which] for name in ("sm", "cycles", "read", "low", "high", "calibrated", "kept")
+            name: getattr(self, name)[which] for name in ("sm", "cycles", "read", "low", "high", "entry", "kept")
         }
         return replace(self, **columns)
 
@@ -204,7 +215,7 @@ def _gather(
             raise ValueError(f"columns of clock pairs differ in length: {[len(part) for part in column]}")
     of_launch = len(columns[0][0])
     sms, ns, cycles = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    calibrated = np.arange(len(sms)) >= of_launch
+    entry = np.repeat(np.arange(-1, len(columns) - 1), [len(column[0]) for column in columns])
     late = np.concatenate([np.broadcast_to(np.asarray(late_ns, np.float64), of_launch), np.zeros(len(sms) - of_launch)])
     absurd = (ns <= 0) | (ns >= _MAX_NS) | (sms < 0)
     problems = []
@@ -212,20 +223,21 @@ def _gather(
         count = int(absurd.sum())
         text = f"{count} clock pairs have a globaltimer that cannot be (0, negative or beyond 2^62 ns): left out"
         problems.append(ClockProblem("clock_disagrees", count, "error", text))
-        sms, ns, cycles, calibrated, late = (part[~absurd] for part in (sms, ns, cycles, calibrated, late))
+        sms, ns, cycles, entry, late = (part[~absurd] for part in (sms, ns, cycles, entry, late))
     base_ns = int(_middle(ns)) if len(ns) else 0
     base_cycles = _middle(cycles.view(np.uint64)).astype(np.int64) if len(ns) else np.int64(0)
     since = cycles - base_cycles
     order = np.lexsort((since, sms))
     start = (ns - base_ns)[order].astype(np.float64)
-    calibrated = calibrated[order]
+    entry = entry[order]
+    calibrated = entry >= 0
     return _Pairs(
         sm=sms[order],
         cycles=since[order],
         read=start,
         low=start - np.where(calibrated, EDGE_NS, SKEW_NS + late[order]),
-        high=start + np.where(calibrated, EDGE_NS, SKEW_NS + step_ns),
-        calibrated=calibrated,
+        high=start + np.where(calibrated, EDGE_LATE_NS, SKEW_NS + step_ns),
+        entry=entry,
         kept=np.ones(len(order), np.bool_),
         base_ns=base_ns,
         base_cycles=int(base_cycles),
@@ -335,8 +347,11 @@ def _near(rate: F64, guess: float) -> Bool:
 
 def _rates(pairs: _Pairs, size: int, guess: float, problems: list[ClockProblem]) -> _Rates:
     """Each SM's rate: from its own pairs where they say enough, else narrowed by what the other SMs say."""
-    if pairs.calibrated.any() and (known := _calibrated_rates(pairs, size, guess)) is not None:
-        return known
+    if pairs.calibrated.any():
+        known = _calibrated_rates(pairs, size, guess) or _continued_calibration(pairs, size, problems)
+        if known is not None:
+            return known
+    _forgive_late(pairs, size)
     low, high = _slope_bounds(pairs, pairs.kept, size)
     if pairs.calibrated.any():
         low, high = _without_false_calibration(pairs, low, high, size, problems)
@@ -362,6 +377,64 @@ def _rates(pairs: _Pairs, size: int, guess: float, problems: list[ClockProblem])
     return _Rates(rate, error)
 
 
+def _continued_calibration(pairs: _Pairs, size: int, problems: list[ClockProblem]) -> _Rates | None:
+    """Rates where the launch continues one calibration and not the other; only that one then bounds the lines.
+
+    An SM's clock falls behind, by some hundred cycles, when much work begins at once (docs/adr/0002-clocks.md): most
+    often between the calibration before and the launch. A launch's own pairs show which line it continues, but bound
+    it badly: globaltimer is read behind the clock, and other warps' turns come between.
+    """
+    own = pairs.part(pairs.kept & ~pairs.calibrated)
+    if not len(own.sm):
+        return None
+    found = []
+    for entry in np.unique(pairs.entry[pairs.calibrated & pairs.kept]):
+        edges = pairs.part(pairs.kept & (pairs.entry == entry))
+        rate = _guess(edges)
+        if rate is None:
+            continue
+        slip = own.read - own.cycles * rate - edges.median(edges.read - edges.cycles * rate, size)[own.sm]
+        told = np.isfinite(slip)
+        if told.mean() < _AGREEING:
+            continue
+        # The prompt reads of each part of the launch: a clock that changes in between continues nothing.
+        order = np.argsort(own.read[told], kind="stable")
+        parts = [np.percentile(part, 25) for part in np.array_split(slip[told][order], 4) if len(part)]
+        found.append((max(np.abs(parts)), float(np.median(parts)), int(entry), rate))
+    reach_ns = pairs.step_ns + _SLIP_NS
+    if not found or min(found)[0] > reach_ns:
+        return None
+    _, _, chosen, rate = min(found)
+    for off, middle, _, _ in found:
+        if off > reach_ns:
+            way = "behind" if middle > 0 else "ahead"
+            text = f"the SM clocks fell {abs(middle):.0f} ns {way} between a calibration and the launch"
+            problems.append(ClockProblem("clock_slipped", 1, "note", text + ": the other calibration is used"))
+    pairs.kept &= ~pairs.calibrated | (pairs.entry == chosen)
+    pairs.low -= min(found)[0]  # what the launch was seen to be off by
+    pairs.high += min(found)[0]
+    pairs.low[~pairs.calibrated], pairs.high[~pairs.calibrated] = -np.inf, np.inf
+    return _Rates(np.full(size, rate), np.full(size, rate * _RATE_SPREAD))
+
+
+def _forgive_late(pairs: _Pairs, size: int) -> None:
+    """Takes lower bounds from launch pairs that were read late: those above an upper bound of their SM.
+
+    Globaltimer is read behind the clock, so that a pair bounds the true time from above always, and from below only
+    where no other warp's turn came in between.
+    """
+    own = pairs.part(pairs.kept & ~pairs.calibrated)
+    rate = _guess(own) if len(own.sm) else None
+    if rate is None:
+        return
+    left, right = _extent(pairs, pairs.kept & ~pairs.calibrated, size)
+    slack = _ROUGH_RATE_ERROR * rate * np.maximum(right - left, 0)
+    least = np.full(size, np.inf)
+    np.minimum.at(least, own.sm, own.high - own.cycles * rate)
+    late = ~pairs.calibrated & (pairs.low - pairs.cycles * rate > (least + slack)[pairs.sm])
+    pairs.low[late] = -np.inf
+
+
 def _without_false_calibration(
     pairs: _Pairs, low: F64, high: F64, size: int, problems: list[ClockProblem]
 ) -> tuple[F64, F64]:
@@ -379,7 +452,10 @@ def _without_false_calibration(
     pairs.kept &= ~(pairs.calibrated & false[pairs.sm])
     again_low, again_high = _slope_bounds(pairs, pairs.kept, size)
     if false.any():
-        text = f"on {false.sum()} SMs the calibration disagrees with the launch (clock changed): it is not used there"
+        text = (
+            f"on {false.sum()} SMs the clock ran otherwise in the launch than right before and after it (it slows for "
+            "a moment when much work begins): there the launch's own clock pairs are used"
+        )
         problems.append(ClockProblem("clock_disagrees", int(false.sum()), "note", text))
     return np.where(false, again_low, low), np.where(false, again_high, high)
 

@@ -20,6 +20,11 @@ Doubt about single events is never an exception: it becomes a row of `Trace.prob
 
 from __future__ import annotations
 
+from typing import Final
+
+INSTALL: Final = "install it from the checkout: pip install '.[cu13]' (or '.[cu12]' for a CUDA 12 driver)"
+"""What to do where a package that recording needs is missing."""
+
 
 class WarplensError(Exception):
     """Base of all errors of warplens.

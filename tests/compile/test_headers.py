@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine_code import resources
 from warplens import errors, layout
 from warplens.capture.compile import compile_cubin
 from warplens.capture.modules import read_site_sets, read_symbols
@@ -141,3 +142,29 @@ def test_compiling_writes_into_no_object_that_python_shares() -> None:
     # NVRTC writes an empty log as one byte, and Python keeps a single object for each bytes of length 1.
     compile_cubin('extern "C" __global__ void k() {}', ["k"], arch="sm_90a")
     assert [bytes([value])[0] for value in range(256)] == list(range(256))
+
+
+BOUNDED = """
+#include <warplens/warplens.cuh>
+WARPLENS_SITES(s, a, b);
+template <bool kTrace> __global__ void __launch_bounds__(256) k(float* p) {
+  warplens::Recorder<s, kTrace> rec;
+  float v[24];
+  rec.phase(s::a);
+  for (int i = 0; i < 24; ++i) v[i] = p[i * 256 + threadIdx.x];
+  rec.phase(s::b);
+  for (int i = 0; i < 24; ++i) p[i * 256 + threadIdx.x] = v[i] * v[(i + 5) % 24];
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_kernel_with_launch_bounds_takes_a_limit_of_registers(arch: str, tmp_path: Path) -> None:
+    # What capture/cuda.py falls back to when the traced build holds fewer blocks; without the second option the
+    # kernel's own bounds win.
+    limit = "--maxrregcount=32"
+    used = {}
+    for options in ((), (limit,), (limit, "--ptxas-options=--override-directive-values")):
+        compiled = compile_cubin(BOUNDED, ["k<true>"], arch=arch, options=options)
+        used[len(options)] = resources(compiled.cubin, compiled.names["k<true>"], tmp_path)["REG"]
+    assert used[2] <= 32 < min(used[0], used[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +63,7 @@ def test_times_are_right_within_the_uncertainty_that_is_stated(step_ns: int, spa
     assert worst_error_ns(fitted, clocks, begin_ns, span_ns) <= fitted.uncertainty_ns + 1
     assert not fitted.problems
     if calibrated:
-        assert fitted.uncertainty_ns <= 25  # edges of globaltimer beat its step
+        assert fitted.uncertainty_ns <= 45  # an edge is seen up to 24 ns late, whatever the step
     elif span_ns >= 1_000_000:
         assert fitted.uncertainty_ns <= step_ns
 
@@ -78,7 +80,43 @@ def test_one_pair_an_sm_is_enough_with_a_calibration() -> None:
     clocks = make_clocks(3)
     sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=20_000, each=1)
     fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=both_calibrations(clocks, 30_000_000))
-    assert worst_error_ns(fitted, clocks, 1_000_000, 20_000) <= fitted.uncertainty_ns + 1 <= 25
+    assert worst_error_ns(fitted, clocks, 1_000_000, 20_000) <= fitted.uncertainty_ns + 1 <= 45
+
+
+@pytest.mark.parametrize("slips", ["before the launch", "behind it", "on both sides"])
+def test_a_clock_that_slips_beside_a_launch_takes_its_line_from_the_calibration_it_continues(slips: str) -> None:
+    rng = np.random.default_rng(11)
+    clocks = make_clocks(7)
+
+    def fallen_behind(cycles: int) -> list[Clock]:
+        return [replace(own, offset_cycles=own.offset_cycles - cycles) for own in clocks]
+
+    launch = fallen_behind(0 if slips == "behind it" else 400)
+    after = fallen_behind({"before the launch": 400, "behind it": 400, "on both sides": 800}[slips])
+    begin_ns, span_ns = 90_000, 6_000
+    sm, ns, cycles = pairs_of(launch, begin_ns=begin_ns, span_ns=span_ns, each=6)
+    late_ns = rng.integers(0, 40, len(sm)) + np.where(rng.random(len(sm)) < 0.1, 400, 0)  # other warps' turns
+    ns = (ns + late_ns) // 32 * 32
+    around = [spread_calibration(clocks, "before", 0), spread_calibration(after, "after", 110_000)]
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=around)
+    assert worst_error_ns(fitted, launch, begin_ns, span_ns) <= fitted.uncertainty_ns + 1
+    kinds = [problem.kind for problem in fitted.problems]
+    if slips == "on both sides":
+        assert kinds == ["clock_disagrees"]
+    else:
+        assert kinds == ["clock_slipped"]
+        told = re.search(r"fell (\d+) ns", fitted.problems[0].text)
+        assert told is not None
+        assert int(told[1]) == pytest.approx(400 / 1.98, abs=40)
+        assert fitted.uncertainty_ns < 90
+        assert abs(float(fitted.cycles_per_ns()) / 1.98 - 1) < 3e-4
+
+
+def spread_calibration(clocks: list[Clock], when: str, t_ns: int) -> dict[str, Any]:
+    """Nine pairs of each SM, 4 us apart, as the calibration kernel takes them."""
+    parts = [calibration(clocks, when, t_ns + 4_000 * i) for i in range(9)]
+    names = ("sm", "globaltimer_ns", "clock_cycles")
+    return {"when": when, **{name: [value for part in parts for value in part[name]] for name in names}}
 
 
 def test_a_calibration_before_only_gives_the_rate_over_the_way_to_the_launch() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from warplens.errors import CompileError, MissingDependencyError
+from warplens.errors import INSTALL, CompileError, MissingDependencyError
 
 _STANDARD: Final = re.compile(r"--?std(=|$)")
 """Options that choose the C++ standard: NVRTC warns when it is chosen twice."""
@@ -40,15 +40,14 @@ def cuda_include_paths() -> list[Path]:
         nvidia = importlib.import_module("nvidia")
     except ImportError:
         nvidia = None
-    for root in getattr(nvidia, "__path__", []):
-        candidates += [Path(root) / "cu13" / "include", Path(root) / "cuda_runtime" / "include"]
-        candidates += [Path(root) / "cuda_cccl" / "include"]
+    roots = [Path(root) for root in getattr(nvidia, "__path__", [])]
+    candidates += [root / part / "include" for root in roots for part in ("cu13", "cuda_runtime")]
     candidates.append(Path("/usr/local/cuda/include"))
     found = next((c for c in candidates if (c / "cuda_fp16.h").is_file()), None)
     if found is None:
         return []
-    cccl = found / "cccl"
-    return [found, cccl] if cccl.is_dir() else [found]
+    cccl = [found / "cccl", *(root / "cuda_cccl" / "include" for root in roots)]  # CUDA 13, CUDA 12
+    return [found, *[folder for folder in cccl if folder.is_dir()][:1]]
 
 
 def load_nvrtc() -> Any:
@@ -58,8 +57,7 @@ def load_nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise MissingDependencyError(
-            f"NVRTC cannot be loaded ({error}). Compiling a kernel needs it: pip install 'warplens[cu13]' "
-            "(or 'warplens[cu12]' for a CUDA 12 driver)"
+            f"NVRTC cannot be loaded ({error}), and compiling a kernel needs it\n{INSTALL}"
         ) from error
     return nvrtc
 

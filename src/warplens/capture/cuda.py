@@ -29,7 +29,7 @@ from warplens.capture.library import Dim3, Function, Library
 from warplens.capture.modules import read_site_sets
 from warplens.capture.options import RecordOptions, stream_handle
 from warplens.capture.recording import Recording
-from warplens.errors import DeviceError, DisturbanceError, FileError, SitesError, UsageError
+from warplens.errors import CompileError, DeviceError, DisturbanceError, FileError, SitesError, UsageError
 
 
 @dataclass
@@ -167,11 +167,13 @@ class CudaKernel:
         quarter = driver.attribute(self._device, "MAX_REGISTERS_PER_MULTIPROCESSOR") // 4
         warps_of_quarter = -(-clean["resident_blocks"] * -(-threads // 32) // 4)
         limit = quarter // (warps_of_quarter * 32) // 8 * 8
-        if limit >= 16:
-            tight = self._build(self.name, (*build.options, f"--maxrregcount={limit}"))
-            resources = tight.function.resources(threads, options.shared_bytes)
-            if resources["resident_blocks"] >= clean["resident_blocks"]:
-                return tight, resources
+        # A kernel with __launch_bounds__ takes the limit only with the second option, which CUDA before 12.8 lacks.
+        for more in ((), ("--ptxas-options=--override-directive-values",)) if limit >= 16 else ():
+            with contextlib.suppress(CompileError):
+                tight = self._build(self.name, (*build.options, f"--maxrregcount={limit}", *more))
+                resources = tight.function.resources(threads, options.shared_bytes)
+                if resources["resident_blocks"] >= clean["resident_blocks"]:
+                    return tight, resources
         if options.allow_fewer_blocks:
             return build, traced
         raise DisturbanceError(

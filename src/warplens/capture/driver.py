@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warplens.errors import DeviceError, MissingDependencyError
+from warplens.errors import INSTALL, DeviceError, MissingDependencyError
 
 
 @cache
@@ -23,14 +23,13 @@ def bindings() -> Any:
         driver: Any = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise MissingDependencyError(
-            f"cuda-bindings cannot be loaded ({error}). Recording needs it: pip install 'warplens[cu13]' "
-            "(or 'warplens[cu12]' for a CUDA 12 driver)"
+            f"cuda-bindings cannot be loaded ({error}), and recording needs it\n{INSTALL}"
         ) from error
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:
         raise DeviceError(
-            f"no CUDA driver on this machine ({error}); `warplens doctor` says what was looked for"
+            f"no CUDA driver on this machine; `warplens doctor` says what was looked for\n({error})"
         ) from error
     if status != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"the CUDA driver does not start: {status.name}; `warplens doctor` says what was looked for")

@@ -52,6 +52,11 @@ def _uuid(device: int) -> str:
     return f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
 
 
+def c_text(data: bytes) -> str:
+    """What a C function wrote into a buffer: up to its first zero byte; what follows was there before."""
+    return data.partition(b"\0")[0].decode(errors="replace")
+
+
 def _text(value: Any) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
@@ -59,7 +64,7 @@ def _text(value: Any) -> str | None:
 def device_facts(device: int) -> dict[str, Any]:
     """Name, compute capability, SMs, L2, versions, MIG and MPS of a device."""
     facts: dict[str, Any] = {
-        "name": driver.call("cuDeviceGetName", 256, device).rstrip(b"\0").decode(),
+        "name": c_text(driver.call("cuDeviceGetName", 256, device)),
         "compute_capability": [
             driver.attribute(device, "COMPUTE_CAPABILITY_MAJOR"),
             driver.attribute(device, "COMPUTE_CAPABILITY_MINOR"),

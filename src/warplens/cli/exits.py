@@ -34,7 +34,7 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         hint = f"\ntry: {context.command_path} --help" if context is not None else ""
-        return USAGE, error.format_message() + hint
+        return USAGE, " ".join(error.format_message().split()) + hint  # click breaks and indents a list of choices
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return INTERRUPTED, "interrupted"
     if isinstance(error, OSError):  # the disk or the stream, not us: /dev/full, a name too long

@@ -29,7 +29,7 @@ tritanope (a test measures it); found by a search over the schemes of Tol, Okabe
 MORE: Final = ("#5c8a00", "#9970ab", "#b15928", "#ffaabb", "#125a56", "#c8e06a", "#77aadd", "#9c755f")
 """Once all of PHASES are taken: less far apart, so the legend is needed."""
 
-WAITS: Final = ("#c4c8ce", "#9aa1ab", "#dfe2e6", "#7b838f")
+WAITS: Final = ("#c4c8ce", "#9aa1ab", "#7b838f", "#b3bcc9")
 """Waits: greys, always hatched as well, so that time lost does not compete with time spent."""
 
 WAITING_KINDS: Final = frozenset({"wait"})

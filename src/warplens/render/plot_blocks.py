@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from warplens.decode.flags import SpanFlag
 from warplens.errors import UsageError
@@ -32,7 +33,7 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 _CAPTION: Final = "a bar is a block, its colour the phase that most of its warps are in, pale where no mark covers them"
-_PALE: Final = "#e9ecef"
+_PALE: Final = "#f3f4f6"
 _GAP: Final = 0.08  # between lanes, where they are thick enough to tell apart
 _MAX_CELLS: Final = 8_000_000  # of the events x sites matrix of one batch: 32 MB
 _WAVE_GREYS: Final = ("#d5dae0", "#6c7a89", "#343f4b", "#98a6b5")
@@ -119,6 +120,7 @@ def _residency(axes: Axes, begin: F64, end: F64, wave: I64) -> None:
     axes.tick_params(labelbottom=False, labelsize=8)
     axes.margins(x=0)
     axes.set_ylim(0, None)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
 
 
 def _phases(

@@ -71,7 +71,8 @@ def _slowdown(kernel: dict[str, Any], prefix: str) -> TrustLine:
         why = visible(kernel.get("not_measured") or "no samples in the file")
         return TrustLine("kernel time", "note", f"{prefix}clean and traced not measured: {why}")
     ratio = median(traced) / median(clean) if median(clean) else float("inf")
-    text = f"{prefix}x{ratio:.3f} by tracing: clean {_samples(clean)}, traced {_samples(traced)}"
+    count = str(len(clean)) if len(clean) == len(traced) else f"{len(clean)} and {len(traced)}"
+    text = f"{prefix}x{ratio:.3f} by tracing: clean {_samples(clean)}, traced {_samples(traced)}, {count} of each"
     if ratio > SLOWDOWN_BAD:
         return TrustLine("kernel time", "BAD", text + ": too disturbed to be believed")
     if ratio < SLOWDOWN_ODD:
@@ -81,7 +82,10 @@ def _slowdown(kernel: dict[str, Any], prefix: str) -> TrustLine:
 
 def _samples(values_ns: list[float]) -> str:
     middle, low, high = (nanoseconds(f(values_ns)) for f in (median, min, max))
-    return f"{middle} ({low} to {high}, n {len(values_ns)})"
+    unit = middle.rpartition(" ")[2]
+    if low.endswith(f" {unit}") and high.endswith(f" {unit}"):
+        low, high = low.removesuffix(f" {unit}"), high.removesuffix(f" {unit}")
+    return f"{middle} ({low} to {high})"
 
 
 def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
@@ -106,7 +110,7 @@ def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
 def _mark_cost(kernel: dict[str, Any], prefix: str) -> TrustLine:
     cost = kernel.get("mark_cost_cycles")
     if cost is None:
-        return TrustLine("mark cost", "note", f"{prefix}not measured")
+        return TrustLine("mark cost", "ok", f"{prefix}not measured", "cost of a single mark not measured")
     return TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles", f"a mark costs {cost:.1f} cycles")
 
 

@@ -118,7 +118,8 @@ class Trace:
             try:
                 return context.execute(query, eager=True)
             except pl.exceptions.PolarsError as error:
-                raise UsageError(f"the query was refused: {error}; the tables are {', '.join(TABLES)}") from error
+                why = str(error).partition("\n\n")[0]  # Polars' own plan of the query follows
+                raise UsageError(f"the query was refused: {why}; the tables are {', '.join(TABLES)}") from error
 
     def save(self, path: str | os.PathLike[str], *, records: bool = False, tables: bool = True) -> None:
         """Writes the trace as a `.wlens` file, whole or not at all.

@@ -163,9 +163,9 @@ def test_without_the_bindings_the_error_names_the_command(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     driver.bindings.cache_clear()
-    with pytest.raises(errors.MissingDependencyError, match=r"pip install 'warplens\[cu13\]'"):
+    with pytest.raises(errors.MissingDependencyError, match=r"pip install '\.\[cu13\]'"):
         driver.bindings()
-    with pytest.raises(errors.MissingDependencyError, match=r"pip install 'warplens\[cu13\]'"):
+    with pytest.raises(errors.MissingDependencyError, match=r"pip install '\.\[cu13\]'"):
         compiler.load_nvrtc()
 
 
@@ -175,6 +175,10 @@ def test_without_nvml_the_state_is_unknown_not_wrong(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     assert set(machine.clock_state(0).values()) == {None}
+
+
+def test_a_device_name_ends_where_the_driver_ended_it() -> None:
+    assert machine.c_text(b"NVIDIA H200\0\0\0\x05of an earlier call\0") == "NVIDIA H200"
 
 
 def test_a_source_that_is_not_there_is_a_file_error(tmp_path: Any) -> None:

@@ -60,7 +60,8 @@ def test_a_chunk_written_out_word_by_word_gives_its_two_phases() -> None:
     assert decoded.blocks["sm_end"].tolist() == [2]
     assert decoded.blocks["start_ns"].tolist() == [0]
     assert decoded.blocks["end_ns"].tolist() == [300]
-    assert abs(decoded.origin_ns - (7 << 32 | 0x10000 + 200)) <= 8
+    # An edge of the calibration may have been seen up to 24 ns late: the middle is taken.
+    assert abs(decoded.origin_ns - 10 - (7 << 32 | 0x10000 + 200)) <= 4
     assert decoded.launches["events"].tolist() == [2]
     assert kinds(decoded) == {"site_never_reached": 1}
 

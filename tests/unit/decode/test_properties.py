@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.synthesis import BlockRecord, Clock, Event, Warp, calibration, encode_warp, manifest
@@ -329,6 +329,7 @@ def test_warps_decoded_by_shape_are_as_if_decoded_one_by_one(case: WarpCase, see
 
 @FAST
 @given(st.lists(st.integers(0, 3 * TURN), min_size=1, max_size=12), st.integers(1, 6), st.booleans())
+@example([0, 0, TURN], 1, False)
 def test_times_in_chunks_that_wrapped_are_exact_or_flagged(steps: list[int], slots: int, begun: bool) -> None:
     times = (CLOCK.offset_cycles + 100_000 + np.cumsum(steps)).tolist()
     events = [Event(Verb.PHASE, t, 1) for t in times[:-1]] + [Event(Control.END, times[-1])]

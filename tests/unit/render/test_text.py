@@ -164,7 +164,7 @@ def test_what_was_not_measured_or_is_shared_is_said(changes: dict[str, Any], exp
         ({"traced": {"registers": 40, "shared_bytes": 84, "local_bytes": 0, "resident_blocks": 2}}, "3 -> 2"),
         ({"traced": {"registers": 32, "shared_bytes": 84, "local_bytes": 8, "resident_blocks": 3}}, "build spills"),
         ({"traced": None}, "not known"),
-        ({"mark_cost_cycles": None}, "mark cost"),
+        ({"mark_cost_cycles": None}, "cost of a single mark not measured"),
     ],
 )
 def test_a_disturbed_kernel_is_told(changes: dict[str, Any], expected: str) -> None:

@@ -23,3 +23,10 @@ extern "C" __global__ void calibrate(Pair* pairs, unsigned edges, unsigned gap_n
     } while (now < wake);
   }
 }
+
+// One thread. Reads globaltimer as fast as it can: what it steps by shows in the samples. It tests no value, so that
+// two reads lie less than a step apart.
+extern "C" __global__ void sample_globaltimer(unsigned long long* samples, unsigned count) {
+#pragma unroll 8
+  for (unsigned i = 0; i < count; ++i) asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(samples[i])::"memory");
+}

@@ -57,7 +57,7 @@ static_assert(layout::kBlockRecordWord % 8u == 0 && layout::kBlockGlobaltimerBeg
 
 // What the first warp of a block notes at its begin, and the globaltimer at its end.
 struct BlockFacts {
-  u32 begin_globaltimer;
+  u32 begin_globaltimer = 0;
   u32 sm;
   u64 globaltimer;
 
@@ -160,12 +160,13 @@ class Packed {
                    : "r"(lane_), "r"(kFirstLane + count_), "r"(code)
                    : "memory");
     } else {
-      time_ = read_clock_low();
+      // The condition comes first, so that both timers are read side by side: else other warps' turns come between.
+      asm volatile("{.reg .pred p; setp.lt.u32 p, %2, 32; mov.u32 %0, %%clock; @p mov.u32 %1, %%globaltimer_lo;}"
+                   : "=r"(time_), "+r"(block_.begin_globaltimer)
+                   : "r"(linear_thread())
+                   : "memory");
       code_ = code;
-      if (linear_warp() == 0) {
-        block_.begin_globaltimer = low(read_globaltimer());
-        block_.sm = read_smid();
-      }
+      if (linear_warp() == 0) block_.sm = read_smid();
     }
     begun_ = true;
     ++count_;

@@ -1,0 +1,36 @@
+"""The kernels of benchmarks/device_facts.cu as machine code: what they time stands side by side. No GPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.compile.test_rmsnorm import ARCHITECTURES, REPOSITORY
+from tests.machine_code import disassemble
+from warplens.capture.compile import compile_cubin
+
+pytestmark = pytest.mark.compile
+
+SOURCE = REPOSITORY / "benchmarks" / "device_facts.cu"
+BARE, SETTLED, MARKS = "barrier_delay<false>", "barrier_delay<true>", "many_marks<true>"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_what_the_device_facts_compare_is_read_with_nothing_in_between(arch: str, tmp_path: Path) -> None:
+    if not SOURCE.is_file():
+        pytest.skip("not a checkout: benchmarks/ is not installed")
+    compiled = compile_cubin(SOURCE.read_text(encoding="utf-8"), [BARE, SETTLED, MARKS], arch=arch)
+    assert compiled.log == ""
+    clocks = r"(CS2R R\d+, SR_CLOCKLO\n)"
+    patterns = {
+        "globaltimer_samples": rf"CS2R R\d+, SR_GLOBALTIMERLO\n{clocks}",
+        "clock_reads": rf"{clocks}CS2R R\d+, SR_GLOBALTIMERLO\n{clocks}{{3}}(CS2R\.32 R\d+, SR_CLOCKLO\n){{2}}",
+        compiled.names[BARE]: rf"{clocks}BAR\.SYNC\S* 0x0\n{clocks}",
+        compiled.names[SETTLED]: rf"{clocks}BAR\.SYNC\S* 0x0\n(UMOV .*\n)?LDS (R\d+), .*\n"
+        rf"ISETP\S+ P0, PT, \3, .*\n@!P0 LDS .*\n{clocks}",
+    }
+    for symbol, pattern in patterns.items():
+        code = "\n".join(disassemble(compiled.cubin, symbol, tmp_path))
+        assert re.search(pattern, code), f"{symbol}:\n{code}"

@@ -1,0 +1,50 @@
+"""What tests read from machine code: a kernel's bytes, its instructions, its resources. Needs no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import struct
+import subprocess
+from pathlib import Path
+
+
+def text_section(cubin: bytes, symbol: str) -> bytes:
+    """The kernel's machine code: the bytes of the ELF section `.text.<symbol>`."""
+    table, entry_bytes, count, names_index = (
+        *struct.unpack_from("<Q", cubin, 0x28),
+        *struct.unpack_from("<HHH", cubin, 0x3A),
+    )
+    entries = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry_bytes) for i in range(count)]
+    names_at = entries[names_index][4]
+    for name_offset, _, _, _, offset, size in entries:
+        begin = names_at + name_offset
+        if cubin[begin : cubin.index(b"\0", begin)] == b".text." + symbol.encode():
+            return cubin[offset : offset + size]
+    raise AssertionError(f"no section .text.{symbol}")
+
+
+def tool(program: str) -> str:
+    spec = importlib.util.find_spec("nvidia.cu13")
+    assert spec is not None, "pip install 'warplens[dev]'"
+    assert spec.submodule_search_locations
+    return str(Path(next(iter(spec.submodule_search_locations))) / "bin" / program)
+
+
+def disassemble(cubin: bytes, symbol: str, tmp_path: Path) -> list[str]:
+    """Instructions of a kernel, in the order in which they lie, with their operands."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+    text = subprocess.run([tool("nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
+    body = re.split(r"(?m)^\.text\.", text)
+    kernel = next(part for part in body if part.startswith(symbol + ":"))
+    return re.findall(r"(?m)^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", kernel)
+
+
+def resources(cubin: bytes, symbol: str, tmp_path: Path) -> dict[str, int]:
+    """What `cuobjdump -res-usage` says: REG, STACK, SHARED, LOCAL ..."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+    text = subprocess.run([tool("cuobjdump"), "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    line = text[text.index(f"Function {symbol}:") :].splitlines()[1]
+    return {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
