@@ -2,7 +2,7 @@
 
 In: `Events`, their chunks and the time axis of those chunks. Out: `Spans` (columns, one row a beginning event, in
 order) and `Loose` starts and ends, which may find each other in other warps. Must not convert clocks itself but
-through the lines that clock.py fitted.
+through the lines that clock fitted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The time axis of a recording: block records, clock pairs, and one fitted `ClockMap` a launch.
 
 In: words, ordered chunks and the manifest. Out: `BlockRecords`, the clocks, a provisional origin and each chunk's
-line (`Axis`). Must not convert a time itself: clock.py does.
+line (`Axis`). Must not convert a time itself: clock does.
 """
 
 from __future__ import annotations

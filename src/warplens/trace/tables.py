@@ -115,7 +115,7 @@ CLOCKS: Final[dict[str, Column]] = {
     "ns_per_cycle": Column("Float64", "rate of the SM's clock, measured"),
     "half_width_ns": Column("Float64", "half of the interval that the pairs leave for offset_ns"),
 }
-"""The table `clocks` of a file: one line per launch and SM, as clock.py fitted it."""
+"""The table `clocks` of a file: one line per launch and SM, as clock fitted it."""
 
 STORED_SPANS: Final[dict[str, Column]] = {
     **{

@@ -57,7 +57,7 @@ static_assert(layout::kBlockRecordWord % 8u == 0 && layout::kBlockGlobaltimerBeg
 
 // What the first warp of a block notes at its begin, and the globaltimer at its end.
 struct BlockFacts {
-  u32 begin_globaltimer = 0;
+  u32 begin_globaltimer;
   u32 sm;
   u64 globaltimer;
 
@@ -113,10 +113,12 @@ __device__ __noinline__ void write_unusual(Batch batch, u64 base, u32 flags, Blo
 template <u32 kCodeBits, u32 kSitesHash>
 class Packed {
  public:
-  // What a block does before its first loads are under way costs most: the first mark reads the clock, and little else.
+  // What a block does before its first loads are under way costs most: the first mark reads the timers, and little
+  // else. Thread and block are asked for in front of it, as the kernel would do: behind it their answer would come
+  // late.
   __device__ __forceinline__ Packed() {
     mode_ = load_mode(threadIdx.x >> 10);  // + 0, which ptxas does not know
-    lane_ = linear_thread() % 32u;
+    asm volatile("" ::"r"(linear_thread()), "r"(linear_block()));
   }
 
   // Up to three words: the event, then its id and its payload where the code says so.
@@ -134,6 +136,10 @@ class Packed {
   __device__ __forceinline__ void finish(bool after_wait) {
     if (after_wait) settle();
     const u64 base = read_clock();
+    if (!begun_) {  // no mark was passed
+      lane_ = linear_thread() % 32u;
+      block_.begin_globaltimer = low(read_globaltimer());
+    }
     if (linear_warp() == 0) block_.globaltimer = read_globaltimer();
     if (limit_ == kUnasked) make_room();
     if (limit_ == kOff) return;
@@ -160,20 +166,24 @@ class Packed {
                    : "r"(lane_), "r"(kFirstLane + count_), "r"(code)
                    : "memory");
     } else {
-      // The condition comes first, so that both timers are read side by side: else other warps' turns come between.
-      asm volatile("{.reg .pred p; setp.lt.u32 p, %2, 32; mov.u32 %0, %%clock; @p mov.u32 %1, %%globaltimer_lo;}"
-                   : "=r"(time_), "+r"(block_.begin_globaltimer)
-                   : "r"(linear_thread())
-                   : "memory");
+      // Both timers side by side: were the second read on a condition, other warps' turns would come in between. The
+      // select and the `and` are here, in PTX, for what they keep ptxas from: reading globaltimer into a uniform
+      // register, which waits, and waiting for the thread's number in front of the timers.
+      asm volatile(
+          "{.reg .pred p; .reg .u32 t; mov.u32 %0, %%clock; mov.u32 t, %%globaltimer_lo; setp.lt.u32 p, %2, 32; "
+          "selp.u32 %1, t, 0, p;}"
+          : "=r"(time_), "=r"(block_.begin_globaltimer)
+          : "r"(linear_thread())
+          : "memory");
+      asm volatile("and.b32 %0, %1, 31;" : "=r"(lane_) : "r"(linear_thread()));
       code_ = code;
-      if (linear_warp() == 0) block_.sm = read_smid();
     }
     begun_ = true;
     ++count_;
   }
 
   __device__ __forceinline__ void keep_raw(u32 word) {
-    raws_ |= 1u << count_;
+    raws_ |= 1u << (count_ % 32u);  // of a warp that is not recorded it grows on
     time_ = lane_ >= kFirstLane + count_ ? word : time_;
     ++count_;
   }
@@ -183,6 +193,7 @@ class Packed {
   __device__ __forceinline__ void make_room() {
     if (limit_ == kUnasked) {
       limit_ = kAsked;
+      if (linear_warp() == 0) block_.sm = read_smid();
       if (mode_ != layout::kModeAll && !is_recorded(mode_)) {
         limit_ = kOff;
       } else if (lane_ == 0) {
@@ -203,34 +214,33 @@ class Packed {
     if (lane_ == 0) index_ = ask_for_chunk();
   }
 
-  // Writes the records kept; the whole warp stores one chunk where all is as usual.
+  // Writes the records kept; the whole warp stores one chunk where all is as usual. What is stored is worked out in
+  // front of the branch, while the shuffle is under way.
   template <bool kLast>
   __device__ __forceinline__ void write(u64 base) {
     constexpr u32 kFlags = kLast ? layout::kFlagLast : 0u;
+    const u32 active = __activemask();
+    const u32 index = __shfl_sync(active, index_, 0);
+    // Lanes that have passed as many marks agree on which of them keep a record.
+    const u32 kept = __ballot_sync(active, lane_ - kFirstLane < count_);
+    const u32 warp = linear_warp();
     const bool is_raw = (raws_ << kFirstLane >> lane_ & 1u) != 0;
     const u32 record = is_raw ? time_ : (time_ << kCodeBits) + code_;
-    bool usual = __activemask() == kFullMask;
-    u32 index = index_;
-    if (usual) {
-      index = __shfl_sync(kFullMask, index_, 0);
-      // Lanes that have passed as many marks agree on which of them keep a record.
-      const u32 kept = __ballot_sync(kFullMask, lane_ - kFirstLane < count_);
-      usual = __all_sync(kFullMask, kept == ((1u << count_) - 1u) << kFirstLane && index < shared_chunks());
-    }
-    if (!usual) {
+    const u32 word = select(lane_ < kFirstLane, header(base, warp, kFlags).of(lane_), record);
+    const u64 chunk = chunk_address(index);
+    const u64 address = static_cast<u64>(high(chunk)) << 32 | low(chunk) | lane_ * 4u;  // chunks are aligned
+    const bool usual = active == kFullMask && kept == ((1u << count_) - 1u) << kFirstLane && index < shared_chunks();
+    if (!__all_sync(active, usual)) {
       write_unusual<kSitesHash>({record, count_, sequence_, index_, raws_}, base, kFlags, block_);
       return;
     }
-    const u64 chunk = chunk_address(index);
-    const u64 address = static_cast<u64>(high(chunk)) << 32 | low(chunk) | lane_ * 4u;  // chunks are aligned
-    const u32 warp = linear_warp();
     if (kLast && warp == 0) {
+      const u32 flags = (kFlags | layout::kFlagBlockRecord) << layout::kMetaFlagsShift;
+      const u32 own = lane_ == layout::kWordMeta ? word | flags : word;
       const bool in_record = lane_ >= layout::kBlockRecordWord;
-      const Words words =
-          in_record ? block_.template words<kSitesHash>() : header(base, warp, kFlags | layout::kFlagBlockRecord);
-      store_word(address, select(in_record || lane_ < kFirstLane, words.of(lane_), record));
+      store_word(address, select(in_record, block_.template words<kSitesHash>().of(lane_), own));
     } else if (lane_ < ((layout::kHeaderWords + count_ + 7u) & ~7u)) {  // whole sectors of 32 bytes
-      store_word(address, select(lane_ < kFirstLane, header(base, warp, kFlags).of(lane_), record));
+      store_word(address, word);
     }
   }
 

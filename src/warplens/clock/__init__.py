@@ -1,0 +1,228 @@
+"""From clock64 of an SM to nanoseconds of globaltimer: the only place that converts.
+
+In: pairs (globaltimer_ns, clock_cycles) per SM from chunks, block records and calibrations. Out: a `ClockMap` with
+one line per SM, its half width and the doubts about it. Each pair says that the true time lay within one step of
+globaltimer, so each SM's line must pass through all its intervals; a rate is found, never assumed
+(docs/adr/0002-clocks.md). Counters and times stay int64; floats hold only differences below 2^53.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from warplens.clock.pairs import (
+    F64,
+    GROSS_RATE_ERROR,
+    I64,
+    Bool,
+    ClockProblem,
+    Pairs,
+    extent,
+    gather,
+    guess_rate,
+    int64,
+)
+from warplens.clock.rates import Rates, find_rates
+
+__all__ = ["DEFAULT_STEP_NS", "ClockMap", "ClockProblem", "begins", "fit", "int64", "rough_ns_per_cycle"]
+
+DEFAULT_STEP_NS: Final = 1000
+"""Step of globaltimer where none was observed: GPUs before Hopper step by about 1 us."""
+_USUAL_CYCLES_PER_NS: Final = 2.0
+"""Only to tell turns of 4.29 s and of records apart, where no two pairs of an SM exist."""
+
+
+@dataclass
+class ClockMap:
+    """One line per SM: ns = base_ns + offset_ns[sm] + (cycles - base_cycles[sm]) * ns_per_cycle[sm].
+
+    Arrays are indexed by SM. `known` is true for SMs that had a pair of their own.
+    """
+
+    base_ns: int
+    base_cycles: I64
+    offset_ns: F64
+    ns_per_cycle: F64
+    half_width_ns: F64
+    known: Bool
+    uncertainty_ns: float
+    """Worst error of a time against the time of another SM, over the SMs and the span of the pairs."""
+    problems: list[ClockProblem] = field(default_factory=list)
+
+    def to_ns(self, sm: npt.ArrayLike, cycles: npt.ArrayLike) -> I64:
+        """Nanoseconds of globaltimer (int64) for clock64 values `cycles` (int64 or uint64) read on `sm`."""
+        sm = np.asarray(sm)
+        since = np.asarray(cycles).astype(np.int64) - self.base_cycles[sm]
+        with np.errstate(invalid="ignore"):  # damaged clocks may lie beyond int64
+            ns = np.rint(self.offset_ns[sm] + since * self.ns_per_cycle[sm]).astype(np.int64)
+        return np.asarray(self.base_ns + ns)
+
+    def cycles_per_ns(self, sm: npt.ArrayLike | None = None) -> F64:
+        """Rate of each SM in `sm`, or the median over the SMs with pairs (shape ()) when `sm` is None."""
+        if sm is None:
+            rates = self.ns_per_cycle[self.known] if self.known.any() else self.ns_per_cycle
+            return np.asarray(1.0 / np.median(rates))
+        return np.asarray(1.0 / self.ns_per_cycle[np.asarray(sm)])
+
+
+def fit(
+    sm: npt.ArrayLike,
+    globaltimer_ns: npt.ArrayLike,
+    clock_cycles: npt.ArrayLike,
+    *,
+    step_ns: float | None,
+    late_ns: npt.ArrayLike = 0.0,
+    calibration: Sequence[Mapping[str, Any]] = (),
+    nominal_cycles_per_ns: float | None = None,
+    wanted_sms: npt.ArrayLike = (),
+    unknown_sm: int | None = None,
+) -> ClockMap:
+    """Finds each SM's line from the pairs of one launch and from calibration pairs taken before and after it.
+
+    `sm`, `globaltimer_ns`, `clock_cycles`: integers of equal length, shape (n,); a pair's true time lies in
+    [globaltimer, globaltimer + step). `step_ns` is the observed step (None: 1000). `late_ns` (shape () or (n,)) says by
+    how much globaltimer may have been read later than the clock. `calibration` holds entries of a
+    manifest (keys sm, globaltimer_ns, clock_cycles), whose pairs were taken at edges of globaltimer.
+    `nominal_cycles_per_ns` is used, with a problem, only where no rate can be found; without it one cycle counts
+    as 1 ns. `wanted_sms` names SMs that need a line even without a pair: they get the median line, and a
+    problem; `unknown_sm`, a number that stands for an SM that is not known, gets it without.
+    Raises ValueError when the columns differ in length.
+    """
+    step_ns = step_ns or DEFAULT_STEP_NS
+    pairs, problems = gather(sm, globaltimer_ns, clock_cycles, calibration, step_ns, late_ns)
+    wanted = np.asarray(wanted_sms, np.int64)
+    size = int(max(pairs.sm.max(initial=-1), wanted.max(initial=-1))) + 1
+    if not len(pairs.sm):
+        return _no_pairs(max(size, 1), nominal_cycles_per_ns, problems)
+    guess = guess_rate(pairs)
+    if guess is None:
+        guess = _fallback_rate(nominal_cycles_per_ns, problems)
+        rates = Rates(np.full(size, guess), np.full(size, guess * GROSS_RATE_ERROR))
+        pairs.reject_gross(guess, size)
+    else:
+        pairs.reject_gross(guess, size)
+        rates = find_rates(pairs, size, guess, problems)
+    out = _offsets(pairs, rates, size, problems)
+    told = wanted if unknown_sm is None else wanted[wanted != unknown_sm]
+    missing = np.setdiff1d(told, np.flatnonzero(out.known))
+    if missing.size:
+        text = f"{missing.size} SMs (the first: SM {missing[0]}) gave no usable clock pair: their times are a guess"
+        out.problems.append(ClockProblem("no_clock_pair", int(missing.size), "error", text))
+    return out
+
+
+def _fallback_rate(nominal_cycles_per_ns: float | None, problems: list[ClockProblem]) -> float:
+    """ns per cycle where no two pairs of one SM exist; says what it took."""
+    if nominal_cycles_per_ns and nominal_cycles_per_ns > 0:
+        text = f"no SM has two clock pairs: the reported SM clock ({nominal_cycles_per_ns:.4g} cycles/ns) is used"
+        problems.append(ClockProblem("rate_unknown", 1, "error", text))
+        return 1.0 / nominal_cycles_per_ns
+    text = "no SM has two clock pairs and no SM clock was reported: one cycle is shown as 1 ns"
+    problems.append(ClockProblem("rate_unknown", 1, "error", text))
+    return 1.0
+
+
+def _no_pairs(size: int, nominal_cycles_per_ns: float | None, problems: list[ClockProblem]) -> ClockMap:
+    rate = _fallback_rate(nominal_cycles_per_ns, problems)
+    text = "no clock pairs at all: times count from zero of each SM's own clock and SMs cannot be compared"
+    problems.append(ClockProblem("no_clock_pair", size, "error", text))
+    zero = np.zeros(size)
+    return ClockMap(
+        base_ns=0,
+        base_cycles=np.zeros(size, np.int64),
+        offset_ns=zero,
+        ns_per_cycle=np.full(size, rate),
+        half_width_ns=np.full(size, np.inf),
+        known=np.zeros(size, np.bool_),
+        uncertainty_ns=float("inf"),
+        problems=problems,
+    )
+
+
+def _offsets(pairs: Pairs, rates: Rates, size: int, problems: list[ClockProblem]) -> ClockMap:
+    """Each SM's offset: the middle of what all its intervals allow at its rate."""
+    own = pairs.kept & ~pairs.calibrated
+    reference = own if own.any() else pairs.kept
+    center_cycles = np.zeros(size, np.int64)
+    span_cycles = np.zeros(size)
+    for edges in (pairs.kept, reference):  # the launch's own middle where it has one, else the calibration's
+        left, right = extent(pairs, edges, size)
+        some = right >= left
+        center_cycles[some] = left[some] + (right - left)[some] // 2
+        span_cycles[some] = ((right - left)[some]).astype(np.float64)
+    since = (pairs.cycles - center_cycles[pairs.sm]).astype(np.float64)
+    slack = rates.error[pairs.sm] * np.abs(since) * pairs.calibrated
+    low = pairs.low - slack - since * rates.ns_per_cycle[pairs.sm]
+    high = pairs.high + slack - since * rates.ns_per_cycle[pairs.sm]
+    _reject_fine(
+        pairs, pairs.read - since * rates.ns_per_cycle[pairs.sm], rates.error[pairs.sm] * np.abs(since), size, problems
+    )
+    kept = pairs.kept
+    lower, upper = np.full(size, -np.inf), np.full(size, np.inf)
+    np.maximum.at(lower, pairs.sm[kept], low[kept])
+    np.minimum.at(upper, pairs.sm[kept], high[kept])
+    known = np.isfinite(lower)
+    lower[~known] = upper[~known] = 0.0
+    offset = (lower + upper) / 2
+    half = np.where(known, np.abs(upper - lower) / 2, np.inf)
+    if known.any():
+        offset[~known] = np.median(offset[known])
+        center_cycles[~known] = int(np.median(center_cycles[known]))
+    seen = known & (np.bincount(pairs.sm[reference & kept], minlength=size) > 0)
+    worst = (half + rates.error * span_cycles / 2)[seen] if seen.any() else np.array([np.inf])
+    return ClockMap(
+        base_ns=pairs.base_ns,
+        base_cycles=center_cycles + np.int64(pairs.base_cycles),
+        offset_ns=offset,
+        ns_per_cycle=rates.ns_per_cycle,
+        half_width_ns=half,
+        known=known,
+        uncertainty_ns=float(worst.max()),
+        problems=problems,
+    )
+
+
+def _reject_fine(pairs: Pairs, rest: F64, slack: F64, size: int, problems: list[ClockProblem]) -> None:
+    """Drops pairs off their SM's line by more than reading them can explain; all stay where that is many."""
+    residual = np.abs(rest - pairs.median(rest, size)[pairs.sm])
+    off = pairs.kept & (residual > 2 * pairs.step_ns + 500 + 2 * slack)
+    many = np.bincount(pairs.sm[off], minlength=size) * 4 > np.bincount(pairs.sm[pairs.kept], minlength=size)
+    pairs.kept &= ~off | many[pairs.sm]
+    count = int((off & ~many[pairs.sm]).sum()) + pairs.rejected
+    if many.any():
+        text = f"{many.sum()} SMs have clock pairs that no line joins: their clock changed during the launch"
+        problems.append(ClockProblem("clock_disagrees", int(many.sum()), "error", text))
+    if count:
+        text = f"{count} of {len(pairs.sm)} clock pairs lie off the line of their SM by more than a reading can"
+        problems.append(ClockProblem("clock_disagrees", count, "note", text))
+
+
+def begins(end_ns: I64, end_cycles: I64, begin_low: I64, least_cycles: I64, ns_per_cycle: float) -> tuple[I64, I64]:
+    """When blocks began: globaltimer (ns), and roughly clock64, from the low 32 bits of globaltimer at their begin.
+
+    `end_ns` and `end_cycles` are a pair of each block's end; at least `least_cycles` passed between, which tells turns
+    of the low word (4.29 s) apart. `ns_per_cycle` need only be rough.
+    """
+    elapsed_ns = (end_ns - begin_low) & 0xFFFFFFFF
+    turns = np.rint((least_cycles * ns_per_cycle - elapsed_ns) / 2.0**32).astype(np.int64)
+    elapsed_ns += np.maximum(turns, 0) << 32
+    return end_ns - elapsed_ns, end_cycles - np.rint(elapsed_ns / ns_per_cycle).astype(np.int64)
+
+
+def rough_ns_per_cycle(
+    sm: npt.ArrayLike,
+    globaltimer_ns: npt.ArrayLike,
+    clock_cycles: npt.ArrayLike,
+    *,
+    calibration: Sequence[Mapping[str, Any]] = (),
+    nominal_cycles_per_ns: float | None = None,
+) -> float:
+    """ns per cycle from pairs as in `fit`, right to a percent; the nominal or a usual rate where they tell none."""
+    pairs, _ = gather(sm, globaltimer_ns, clock_cycles, calibration, DEFAULT_STEP_NS, 0.0)
+    guess = guess_rate(pairs) if len(pairs.sm) else None
+    return guess or 1.0 / (nominal_cycles_per_ns or _USUAL_CYCLES_PER_NS)

@@ -1,0 +1,176 @@
+"""The rate of each SM's clock64: from calibrations where the launch continues them, else from its own pairs.
+
+In: `Pairs`. Out: `Rates`; pairs that cannot be believed are dropped on the way, and doubts are told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from warplens.clock.pairs import (
+    F64,
+    GROSS_RATE_ERROR,
+    ClockProblem,
+    Pairs,
+    extent,
+    guess_rate,
+    near,
+    slope_bounds,
+)
+
+ROUGH_RATE_ERROR: Final = 2e-3
+"""Of the rate that a launch's pairs give roughly."""
+RATE_SPREAD: Final = 1e-4
+"""SMs of one GPU run within this of each other (measured: 4.5e-5)."""
+AGREEING: Final = 0.9
+"""Share of the SMs that a calibration must agree with."""
+SLIP_NS: Final = 40.0
+"""A calibration whose line lies this far off a launch's pairs, beside their step, is of another time."""
+
+
+@dataclass
+class Rates:
+    """Per SM, arrays of shape (SMs,)."""
+
+    ns_per_cycle: F64
+    error: F64  # half width, ns per cycle
+
+
+def find_rates(pairs: Pairs, size: int, guess: float, problems: list[ClockProblem]) -> Rates:
+    """Each SM's rate: from its own pairs where they say enough, else narrowed by what the other SMs say."""
+    if pairs.calibrated.any():
+        known = _calibrated_rates(pairs, size, guess) or _continued_calibration(pairs, size, problems)
+        if known is not None:
+            return known
+    _forgive_late(pairs, size)
+    low, high = slope_bounds(pairs, pairs.kept, size)
+    if pairs.calibrated.any():
+        low, high = _without_false_calibration(pairs, low, high, size, problems)
+    own = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(own, low, 0.0), np.where(own, high, 0.0)
+    rate, error = (low + high) / 2, np.abs(high - low) / 2
+    own &= near(rate, guess) & (error < rate / 2)
+    sure = own & (error < rate * RATE_SPREAD / 4)
+    if sure.any():
+        middle = float(np.median(rate[sure]))
+        pool_low, pool_high = middle * (1 - RATE_SPREAD), middle * (1 + RATE_SPREAD)
+    elif own.any():  # SMs differ by less than their pairs can tell: what all of them allow
+        pool_low = float((rate - error)[own].max()) * (1 - RATE_SPREAD)
+        pool_high = float((rate + error)[own].min()) * (1 + RATE_SPREAD)
+        pool_low, pool_high = min(pool_low, pool_high), max(pool_low, pool_high)
+    else:
+        pool_low, pool_high = guess * (1 - GROSS_RATE_ERROR), guess * (1 + GROSS_RATE_ERROR)
+    narrow_low = np.maximum(np.where(own, rate - error, -np.inf), pool_low)
+    narrow_high = np.minimum(np.where(own, rate + error, np.inf), pool_high)
+    unsure = ~sure & (narrow_low <= narrow_high)
+    rate = np.where(unsure, (narrow_low + narrow_high) / 2, np.where(own, rate, (pool_low + pool_high) / 2))
+    error = np.where(unsure, (narrow_high - narrow_low) / 2, np.where(own, error, (pool_high - pool_low) / 2))
+    return Rates(rate, error)
+
+
+def _calibrated_rates(pairs: Pairs, size: int, guess: float) -> Rates | None:
+    """Rates from the calibration alone, when it fixes each SM's better than a launch can and the launch agrees."""
+    edges = pairs.part(pairs.calibrated & pairs.kept)
+    if not len(edges.sm):
+        return None
+    low, high = slope_bounds(edges, edges.kept, size)
+    needed = np.bincount(pairs.sm[pairs.kept], minlength=size) > 0
+    if not needed.any() or not (np.isfinite(low) & np.isfinite(high))[needed].all():
+        return None
+    low[~needed] = high[~needed] = 0.0
+    rate, error = (low + high) / 2, (high - low) / 2
+    if not (near(rate, guess) & (np.abs(error) <= rate * RATE_SPREAD / 4))[needed].all():
+        return None
+    rate[~needed], error[~needed] = np.median(rate[needed]), RATE_SPREAD * np.median(rate[needed])
+    since = pairs.cycles * rate[pairs.sm]
+    lower, upper = np.full(size, -np.inf), np.full(size, np.inf)
+    np.maximum.at(lower, pairs.sm[pairs.kept], (pairs.low - since)[pairs.kept])
+    np.minimum.at(upper, pairs.sm[pairs.kept], (pairs.high - since)[pairs.kept])
+    agrees = (lower - upper)[needed].max() <= max(pairs.step_ns / 2, 50.0)
+    return Rates(rate, np.abs(error)) if agrees else None
+
+
+def _continued_calibration(pairs: Pairs, size: int, problems: list[ClockProblem]) -> Rates | None:
+    """Rates where the launch continues one calibration and not the other; only that one then bounds the lines.
+
+    An SM's clock falls behind, by some hundred cycles, when much work begins at once (docs/adr/0002-clocks.md): most
+    often between the calibration before and the launch. A launch's own pairs show which line it continues, but bound
+    it badly: globaltimer is read behind the clock, and other warps' turns come between.
+    """
+    own = pairs.part(pairs.kept & ~pairs.calibrated)
+    if not len(own.sm):
+        return None
+    found = []
+    for entry in np.unique(pairs.entry[pairs.calibrated & pairs.kept]):
+        edges = pairs.part(pairs.kept & (pairs.entry == entry))
+        rate = guess_rate(edges)
+        if rate is None:
+            continue
+        slip = own.read - own.cycles * rate - edges.median(edges.read - edges.cycles * rate, size)[own.sm]
+        told = np.isfinite(slip)
+        if told.mean() < AGREEING:
+            continue
+        # The prompt reads of each part of the launch: a clock that changes in between continues nothing.
+        order = np.argsort(own.read[told], kind="stable")
+        parts = [np.percentile(part, 25) for part in np.array_split(slip[told][order], 4) if len(part)]
+        found.append((max(np.abs(parts)), float(np.median(parts)), int(entry), rate))
+    reach_ns = pairs.step_ns + SLIP_NS
+    if not found or min(found)[0] > reach_ns:
+        return None
+    _, _, chosen, rate = min(found)
+    for off, middle, _, _ in found:
+        if off > reach_ns:
+            way = "behind" if middle > 0 else "ahead"
+            text = f"the SM clocks fell {abs(middle):.0f} ns {way} between a calibration and the launch"
+            problems.append(ClockProblem("clock_slipped", 1, "note", text + ": the other calibration is used"))
+    pairs.kept &= ~pairs.calibrated | (pairs.entry == chosen)
+    pairs.low -= min(found)[0]  # what the launch was seen to be off by
+    pairs.high += min(found)[0]
+    pairs.low[~pairs.calibrated], pairs.high[~pairs.calibrated] = -np.inf, np.inf
+    return Rates(np.full(size, rate), np.full(size, rate * RATE_SPREAD))
+
+
+def _forgive_late(pairs: Pairs, size: int) -> None:
+    """Takes lower bounds from launch pairs that were read late: those above an upper bound of their SM.
+
+    Globaltimer is read behind the clock, so that a pair bounds the true time from above always, and from below only
+    where no other warp's turn came in between.
+    """
+    own = pairs.part(pairs.kept & ~pairs.calibrated)
+    rate = guess_rate(own) if len(own.sm) else None
+    if rate is None:
+        return
+    left, right = extent(pairs, pairs.kept & ~pairs.calibrated, size)
+    slack = ROUGH_RATE_ERROR * rate * np.maximum(right - left, 0)
+    least = np.full(size, np.inf)
+    np.minimum.at(least, own.sm, own.high - own.cycles * rate)
+    late = ~pairs.calibrated & (pairs.low - pairs.cycles * rate > (least + slack)[pairs.sm])
+    pairs.low[late] = -np.inf
+
+
+def _without_false_calibration(
+    pairs: Pairs, low: F64, high: F64, size: int, problems: list[ClockProblem]
+) -> tuple[F64, F64]:
+    """Bounds in which an SM whose calibration no line joins with its launch has lost its calibration pairs."""
+    extent = np.zeros(size)
+    np.maximum.at(extent, pairs.sm, np.abs(pairs.cycles).astype(np.float64))
+    some = np.isfinite(low) & np.isfinite(high)
+    crossed = np.where(some, low, 0.0) - np.where(some, high, 0.0)
+    false = crossed * extent > max(2 * pairs.step_ns, 100.0)
+    if not false.any():
+        return low, high
+    launch_only = pairs.kept & ~pairs.calibrated
+    has_launch = np.bincount(pairs.sm[launch_only], minlength=size) > 0
+    false &= has_launch
+    pairs.kept &= ~(pairs.calibrated & false[pairs.sm])
+    again_low, again_high = slope_bounds(pairs, pairs.kept, size)
+    if false.any():
+        text = (
+            f"on {false.sum()} SMs the clock ran otherwise in the launch than right before and after it (it slows for "
+            "a moment when much work begins): there the launch's own clock pairs are used"
+        )
+        problems.append(ClockProblem("clock_disagrees", int(false.sum()), "note", text))
+    return np.where(false, again_low, low), np.where(false, again_high, high)
