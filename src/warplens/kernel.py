@@ -15,7 +15,7 @@ from warplens.trace import Trace
 class Kernel(CudaKernel):
     """A marked kernel of a CUDA C++ source: `Kernel.from_file("rms.cu", "rmsnorm_fwd<true>")`, then `record`.
 
-    The arguments and errors are those of `warplens.capture.cuda.CudaKernel`.
+    Raises CompileError, SitesError, DeviceError, MissingDependencyError.
     """
 
     def record(self, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, **options: Any) -> Trace:
