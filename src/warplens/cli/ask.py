@@ -128,7 +128,8 @@ def _facts(file: Path, manifest: dict[str, Any]) -> list[tuple[str, str]]:
 def query(file: Path, sql: str, as_csv: bool, as_json: bool, rows: int) -> None:
     """Run the statement SQL over the tables launches, blocks, spans, sites and problems of FILE.
 
-    Example: warplens query run.wlens "select name, avg(duration_cycles) from spans join sites using (site) group by name"
+    Example: warplens query run.wlens
+    "select name, avg(duration_cycles) from spans join sites using (site) group by name"
     """
     if as_csv and as_json:
         raise UsageError("--csv and --json exclude each other")

@@ -45,7 +45,7 @@ class Trace:
     `warplens.trace.tables.TABLES` says what each column holds. Times count in ns from `origin_ns`.
 
     >>> trace = warplens.open("rmsnorm.wlens")                                             # doctest: +SKIP
-    >>> trace.sql("select name, avg(duration_ns) from spans join sites using (site) group by name")      # doctest: +SKIP
+    >>> trace.sql("select name, avg(duration_ns) from spans join sites using (site) group by name")  # doctest: +SKIP
     """
 
     def __init__(self, contents: FileContents, *, path: Path | None = None) -> None:
