@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine_code import resources
+from tests.machine_code import disassemble, resources
 from warplens import errors, layout
 from warplens.capture.compile import compile_cubin
 from warplens.capture.modules import read_site_sets, read_symbols
@@ -168,3 +168,31 @@ def test_a_kernel_with_launch_bounds_takes_a_limit_of_registers(arch: str, tmp_p
         compiled = compile_cubin(BOUNDED, ["k<true>"], arch=arch, options=options)
         used[len(options)] = resources(compiled.cubin, compiled.names["k<true>"], tmp_path)["REG"]
     assert used[2] <= 32 < min(used[0], used[1])
+
+
+ARRIVES = """
+#include <warplens/warplens.cuh>
+WARPLENS_SITES(s, a, b, c);
+__global__ void k(float* p) {
+  __shared__ float shared[64];
+  warplens::Recorder<s> rec;
+  rec.phase(s::b);
+  shared[threadIdx.x] = p[threadIdx.x];
+  rec.wait(s::a);
+  rec.arrive(s::c);
+  __syncthreads();
+  rec.phase(s::b);
+  p[threadIdx.x] = shared[63 - threadIdx.x];
+}
+"""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_mark_between_a_wait_and_its_barrier_leaves_the_clock_behind_it_held(
+    policy: str, arch: str, tmp_path: Path
+) -> None:
+    compiled = compile_cubin(ARRIVES, ["k"], arch=arch, options=[f"-DWARPLENS_POLICY={policy}"])
+    code = "\n".join(disassemble(compiled.cubin, compiled.names["k"], tmp_path))
+    behind = code.split("BAR.SYNC")[1].partition("SR_CLOCKLO")[0]
+    assert behind.count("LDS") == 2

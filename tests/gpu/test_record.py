@@ -133,6 +133,51 @@ def test_a_wait_at_a_barrier_lasts_until_the_last_warp_has_come(threads: int) ->
     assert waits[1] < 0.1 * late_cycles
 
 
+def test_a_mark_between_a_wait_and_its_barrier_does_not_hide_the_wait() -> None:
+    body = """
+  if (threadIdx.x >= 32) for (long long t = clock64(); clock64() - t < n;) {}
+  r.wait(s::a);
+  r.arrive(s::c);
+  __syncthreads();
+  r.phase(s::b);"""
+    trace = record(kernel(body, "float* p, long long n"), 1, 64, np.int64(100_000))
+    waits = trace.spans.filter(pl.col("site") == 0).sort("warp")["duration_cycles"].to_list()
+    assert waits[0] > 90_000
+
+
+def test_marks_of_one_elected_lane_hang_nothing_and_are_told() -> None:
+    body = "if (threadIdx.x % 32 == 0) for (int i = 0; i < n; ++i) r.phase(s::a); r.phase(s::b);"
+    trace = record(kernel(body, "float* p, int n"), 4, 64, np.int32(40), rounds=0, warmup=0)
+    assert "nonuniform_marks" in trace.problems["kind"].to_list()
+
+
+def test_marks_of_lanes_that_outlast_others_are_told_as_missing() -> None:
+    body = (
+        "r.phase(s::a); r.phase(s::b); if (threadIdx.x % 32 >= 10) return; for (int i = 0; i < n; ++i) r.phase(s::c);"
+    )
+    trace = record(kernel(body, "float* p, int n"), 1, 64, np.int32(20), rounds=0, warmup=0)
+    launch = trace.launches.row(0, named=True)
+    missing = trace.problems.filter(pl.col("kind") == "gap")["count"].sum()
+    assert launch["events"] + missing == 2 * 22
+    assert missing > 0
+
+
+def test_a_block_whose_first_warp_makes_no_mark_knows_its_sm() -> None:
+    trace = record(kernel("if (threadIdx.x >= 32) { r.phase(s::a); r.phase(s::b); }"), 200, 64, rounds=0, warmup=0)
+    assert trace.blocks["sm_begin"].is_between(0, 1022).all()
+    assert trace.blocks["sm_begin"].n_unique() > 1
+
+
+def test_recorded_warps_know_their_sm_where_the_first_one_is_left_out() -> None:
+    trace = record(LOOP, 8, 64, np.int32(3), warps=(1,))
+    assert trace.problems.filter(pl.col("kind") == "sm_unknown").height == 0
+
+
+def test_a_grid_along_y_uses_the_whole_arena() -> None:
+    trace = record(LOOP, (1, 600), 64, np.int32(1), capacity_bytes=1 << 20)
+    assert trace.launches["lost_events"].item() == 0
+
+
 def test_ranges_join_across_warps_by_their_id() -> None:
     source = r"""#include <warplens/warplens.cuh>
 #define LIST(X)                                   \

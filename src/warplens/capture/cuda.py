@@ -306,6 +306,11 @@ class _Session:
         try:
             self._rounds(parameters)
             kept = [self._keep(parameters) for _ in range(self.options.launches)]
+            if not self.options.narrowed and not any(len(own.chunks) or own.lost_events for own in kept):
+                raise SitesError(
+                    f"{self.kernel.name} in {self.kernel.filename} ran and no warp of it recorded anything: has it a "
+                    "Recorder, and is the argument set that switches it on?"
+                )
         finally:
             with contextlib.suppress(DeviceError):  # after a failed launch every call fails: the first error counts
                 self._switch(layout.Mode.OFF)

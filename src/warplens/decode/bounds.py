@@ -111,7 +111,7 @@ def bound(chunks: Chunks, first_chunk: I64, of_chunk: I64, begins: Begins, turns
     `begins`, or -1; `turns` per launch what its records can tell; `age_cycles` per chunk how long before its base the
     launch had not begun.
 
-    The recorder reads the base of a chunk with the event that begins the next one. So what follows in the warp is not
+    The recorder reads the base of a chunk before the event that begins the next one. So what follows in the warp is not
     older, unless its lanes parted: then they write at times of their own. Chunks written at once share their base.
     """
     base, reach = chunks.base_cycles, age_cycles

@@ -271,7 +271,7 @@ def _drop_duplicates(chunks: Chunks, problems: Problems) -> Chunks:
     reached = np.maximum.accumulate(rank + end)
     twice = ~chunks.first_of_warp
     twice[1:] &= (rank + chunks.sequence)[1:] < reached[:-1]
-    bad = chunks.take(twice)
+    bad = chunks.take(twice & (chunks.count > 0))  # lanes that left earlier than others end in an empty chunk
     problems.places(
         "duplicate_chunk",
         "error",

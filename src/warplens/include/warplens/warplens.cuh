@@ -54,10 +54,19 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
 
   // Ends the open phase or wait and begins this phase: one event a boundary.
-  __device__ __forceinline__ void phase(Site site) { put(code(site, kVerbPhase)); }
-  __device__ __forceinline__ void phase(Site site, unsigned payload) { with_payload(site, kVerbPhase, payload); }
+  __device__ __forceinline__ void phase(Site site) {
+    put(code(site, kVerbPhase));
+    waits_ = false;
+  }
+  __device__ __forceinline__ void phase(Site site, unsigned payload) {
+    with_payload(site, kVerbPhase, payload);
+    waits_ = false;
+  }
   // Ends the open phase or wait and begins none.
-  __device__ __forceinline__ void end_phase() { put(control(detail::layout::kControlCodePhaseEnd)); }
+  __device__ __forceinline__ void end_phase() {
+    put(control(detail::layout::kControlCodePhaseEnd));
+    waits_ = false;
+  }
 
   // An instant.
   __device__ __forceinline__ void mark(Site site) { put(code(site, kVerbMark)); }
@@ -120,10 +129,10 @@ class Recorder {
   __device__ __forceinline__ static constexpr unsigned code(unsigned site, unsigned verb) {
     return site << detail::layout::kCodeSiteShift | verb << detail::layout::kCodeVerbShift;
   }
-  // The mark that ends a wait must not be taken before what was waited for has come: see detail::behind_barrier.
+  // A mark behind a barrier must not be taken before the barrier has opened: see detail::settle. While the warp waits
+  // that holds for each mark, since the barrier may stand in front of any.
   __device__ __forceinline__ void put(unsigned code, unsigned id = 0, unsigned payload = 0) {
     storage_.put(code, id, payload, waits_);
-    waits_ = false;
   }
   __device__ __forceinline__ static constexpr unsigned control(unsigned what) { return code(0, what); }
   __device__ __forceinline__ void with_payload(unsigned site, unsigned verb, unsigned payload) {

@@ -32,7 +32,7 @@ __device__ __forceinline__ u32 shared_chunks() { return warplens_device.shared_c
 #endif
 
 // Reads the mode now, not where it is used: the first read of constant memory takes as long as one of global memory.
-// `zero` is one that the compiler does not know to be 0; without it ptxas repeats the load at the use.
+// `zero` is one that ptxas does not know to be 0 before sm_100; without it, and from sm_100 on, it loads at the use.
 __device__ __forceinline__ u32 load_mode(u32 zero) {
   if (kArenaKnown) return layout::kModeAll;
   const u64 address = __cvta_generic_to_constant(&warplens_device.mode);
@@ -48,10 +48,10 @@ __device__ __forceinline__ bool is_recorded(u32 mode) {
 }
 
 // Where a warp asks: neighbouring warps at different cursors, since one address serves about one request a
-// nanosecond. The low five bits of threadIdx.x fall away, so that the warp's number need not be worked out.
+// nanosecond. The low five bits of the thread's number fall away, so that the warp's number need not be worked out.
 __device__ __forceinline__ u32 cursor_offset() {
   constexpr u32 kMask = layout::kCursorCount * layout::kCursorStride - layout::kCursorStride;
-  return (blockIdx.x * (33u * layout::kCursorStride) + threadIdx.x) & kMask;
+  return (linear_block() * (33u * layout::kCursorStride) + linear_thread()) & kMask;
 }
 
 __device__ __forceinline__ u64 cursor_address() {

@@ -32,14 +32,21 @@ __device__ __forceinline__ u32 read_clock_low() {
 // later on an H200, whoever was still missing. A load of shared memory goes through the queue that the barrier goes
 // through, and no compiler moves it above a barrier. The second load is there to wait for the first, which decides
 // whether it is done; a clock is not read before a load that stands in front of it. (A branch costs more.) What is read
-// is the first word of the kilobyte that every block has reserved for the system from sm_80 on, so that no memory of
-// our own is needed. tests/gpu holds that a wait is then seen as long as it is.
+// is, from sm_90 on, the first word of the kilobyte that every block has reserved for the system, so that no memory of
+// our own is needed; before, shared memory begins with the kernel's own. tests/gpu holds that a wait is then seen as
+// long as it is.
 __device__ __forceinline__ void settle() {
+#if __CUDA_ARCH__ >= 900
+  const u32 address = 0;
+#else
+  __shared__ u32 own;
+  const u32 address = static_cast<u32>(__cvta_generic_to_shared(&own));
+#endif
   u32 loaded;
-  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(0) : "memory");
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(address) : "memory");
   asm volatile(
       "{.reg .pred p; .reg .u32 t; setp.eq.u32 p, %0, 0x9e3779b9; @p ld.volatile.shared.u32 t, [%1];}" ::"r"(loaded),
-      "r"(0)
+      "r"(address)
       : "memory");
 }
 

@@ -77,27 +77,33 @@ __device__ __noinline__ void write_unusual(Batch batch, u64 base, u32 flags, Blo
   if (active != kFullMask) flags |= layout::kFlagPartial;
   if (!__all_sync(active, batch.count == __shfl_sync(active, batch.count, leader))) flags |= layout::kFlagNonuniform;
   u32 pending = __ballot_sync(active, lane - kFirstLane < batch.count);
-  const u32 raws = batch.raws << kFirstLane;
-  if (pending == 0 && batch.count != 0) return;  // what is kept lies in lanes that are elsewhere
+  // Lanes that have parted may disagree: what decides how often they shuffle is the same in all of them.
+  const u32 raws = __ballot_sync(active, (batch.raws << kFirstLane >> lane & 1u) != 0);
+  const u32 count = __shfl_sync(active, batch.count, leader);
+  // Records at the end that lie in lanes that are elsewhere: an empty chunk behind them makes them a gap.
+  bool tail = (flags & layout::kFlagLast) != 0 && count != 0 && (pending >> (kFirstLane + count - 1u) & 1u) == 0;
+  if (pending == 0 && count != 0 && !tail) return;  // what is kept lies in lanes that are elsewhere
   do {
-    const u32 start = pending != 0 ? __ffs(pending) - 1 : kFirstLane;
-    if ((pending & raws) >> start & 1u) {  // its event is missing: the bare word means nothing
+    const bool empty = pending == 0;
+    const u32 start = empty ? kFirstLane + (tail ? count : 0u) : __ffs(pending) - 1;
+    if (empty) tail = false;
+    if (!empty && ((pending & raws) >> start & 1u) != 0) {  // its event is missing: the bare word means nothing
       pending &= pending - 1u;
       continue;
     }
-    const u32 length = __ffs(~(pending >> start)) - 1;  // at most 26 bits are set
-    const u32 run = ((1u << length) - 1u) << start;
+    const u32 length = empty ? 0u : __ffs(~(pending >> start)) - 1;  // at most 26 bits are set
+    const u32 run = empty ? 0u : ((1u << length) - 1u) << start;
     pending &= ~run;
     const u64 chunk = find_chunk(active, batch.index, __popc(run & ~raws));
     batch.index = kNone;
     if (chunk == 0) continue;
-    u32 run_flags = pending != 0 ? flags & ~layout::kFlagLast : flags;
+    u32 run_flags = pending != 0 || tail ? flags & ~layout::kFlagLast : flags;
     const bool block_record = (run_flags & layout::kFlagLast) != 0 && linear_warp() == 0 && active == kFullMask &&
                               length <= layout::kBlockRecordSlots;
     if (block_record) run_flags |= layout::kFlagBlockRecord;
     if (lane == leader) {
-      store_words(chunk, linear_block(), chunk_meta(linear_warp(), layout::kMetaSmUnknown, length, run_flags),
-                  low(read_gridid()), batch.sequence + start - kFirstLane);
+      store_words(chunk, linear_block(), chunk_meta(linear_warp(), read_smid(), length, run_flags), low(read_gridid()),
+                  batch.sequence + start - kFirstLane);
       store_word(chunk + 4u * layout::kWordBaseLow, low(base));
       store_word(chunk + 4u * layout::kWordBaseHigh, high(base));
     }
@@ -107,7 +113,7 @@ __device__ __noinline__ void write_unusual(Batch batch, u64 base, u32 flags, Blo
     if (block_record && lane >= layout::kBlockRecordWord) {
       store_word(chunk + 4u * lane, block.template words<kSitesHash>().of(lane));
     }
-  } while (pending != 0);
+  } while (pending != 0 || tail);
 }
 
 template <u32 kCodeBits, u32 kSitesHash>
@@ -142,7 +148,7 @@ class Packed {
     }
     if (linear_warp() == 0) block_.globaltimer = read_globaltimer();
     if (limit_ == kUnasked) make_room();
-    if (limit_ == kOff) return;
+    if (!kArenaKnown && limit_ == kOff) return;
     // A block record needs the room of the last records: warp 0 may have to write twice.
     if (count_ > layout::kBlockRecordSlots && linear_warp() == 0) {
       write<false>(base);
@@ -199,7 +205,7 @@ class Packed {
       } else if (lane_ == 0) {
         index_ = ask_for_chunk();
       }
-    } else if (limit_ == kOff) {
+    } else if (!kArenaKnown && limit_ == kOff) {
       count_ = 0;
     } else {
       write<false>(read_clock());
@@ -245,8 +251,10 @@ class Packed {
   }
 
   __device__ __forceinline__ Words header(u64 base, u32 warp, u32 flags) const {
-    return {{linear_block(), chunk_meta(warp, layout::kMetaSmUnknown, count_, flags), low(read_gridid()), sequence_,
-             low(base), high(base)}};
+    // Where all warps are recorded the block's first one tells the SM for all of them.
+    const u32 sm = kArenaKnown ? layout::kMetaSmUnknown : read_smid();
+    return {
+        {linear_block(), chunk_meta(warp, sm, count_, flags), low(read_gridid()), sequence_, low(base), high(base)}};
   }
 
   bool begun_ = false;

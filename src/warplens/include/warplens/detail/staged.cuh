@@ -1,5 +1,5 @@
 // The storage policy `staged`: a warp keeps its last 26 records in shared memory of its own, and one lane writes them.
-// It costs more than `packed`, and works in warps of fewer than 32 threads, in divergent code, and where lanes leave
+// It costs more than `packed`, and works in warps of fewer than 32 threads, and where lanes leave
 // the kernel before the others; every time is exact, however long a warp waits.
 // In: codes, ids and payloads of marks. Out: chunks as layout.py describes them. Never waits for another warp,
 // never writes outside of the chunk that it obtained.
