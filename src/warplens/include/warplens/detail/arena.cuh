@@ -35,10 +35,7 @@ __device__ __forceinline__ u32 shared_chunks() { return warplens_device.shared_c
 // `zero` is one that ptxas does not know to be 0 before sm_100; without it, and from sm_100 on, it loads at the use.
 __device__ __forceinline__ u32 load_mode(u32 zero) {
   if (kArenaKnown) return layout::kModeAll;
-  const u64 address = __cvta_generic_to_constant(&warplens_device.mode);
-  u32 mode;
-  asm volatile("ld.const.u32 %0, [%1];" : "=r"(mode) : "l"(address + zero));
-  return mode;
+  return load_constant(&warplens_device.mode, zero);
 }
 
 // Is this warp of this block recorded, in a mode other than ALL?

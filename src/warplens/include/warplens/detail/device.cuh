@@ -28,6 +28,42 @@ __device__ __forceinline__ u32 read_clock_low() {
   return value;
 }
 
+// Both timers side by side: were the second read on a condition, other warps' turns would come in between. The select,
+// and the `and` of lane_behind_timers, keep ptxas from two things: reading globaltimer into a uniform register, which
+// waits, and waiting for the thread's number in front of the timers. `globaltimer` is 0 but in a block's first warp.
+__device__ __forceinline__ void read_timers(u32& clock, u32& globaltimer, u32 thread) {
+  asm volatile(
+      "{.reg .pred p; .reg .u32 t; mov.u32 %0, %%clock; mov.u32 t, %%globaltimer_lo; setp.lt.u32 p, %2, 32; "
+      "selp.u32 %1, t, 0, p;}"
+      : "=r"(clock), "=r"(globaltimer)
+      : "r"(thread)
+      : "memory");
+}
+
+__device__ __forceinline__ u32 lane_behind_timers(u32 thread) {
+  u32 lane;
+  asm volatile("and.b32 %0, %1, 31;" : "=r"(lane) : "r"(thread));
+  return lane;
+}
+
+// Has the values under way here, and not first where they are used.
+__device__ __forceinline__ void ask_for(u32 a, u32 b) { asm volatile("" ::"r"(a), "r"(b)); }
+
+// In the lanes from `first` on: the clock into `time`, and `its_code` into `code`.
+__device__ __forceinline__ void take_clock(u32& time, u32& code, u32 lane, u32 first, u32 its_code) {
+  asm volatile("{.reg .pred p; setp.ge.u32 p, %2, %3; @p mov.u32 %0, %%clock; @p mov.u32 %1, %4;}"
+               : "+r"(time), "+r"(code)
+               : "r"(lane), "r"(first), "r"(its_code)
+               : "memory");
+}
+
+// A word of constant memory, loaded here and not where it is used.
+__device__ __forceinline__ u32 load_constant(const u32* pointer, u32 zero) {
+  u32 value;
+  asm volatile("ld.const.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_constant(pointer) + zero));
+  return value;
+}
+
 // Lets a barrier take effect. BAR.SYNC does not hold a warp at once: a clock read right behind it was taken 14 cycles
 // later on an H200, whoever was still missing. A load of shared memory goes through the queue that the barrier goes
 // through, and no compiler moves it above a barrier. The second load is there to wait for the first, which decides

@@ -124,7 +124,7 @@ class Packed {
   // late.
   __device__ __forceinline__ Packed() {
     mode_ = load_mode(threadIdx.x >> 10);  // + 0, which ptxas does not know
-    asm volatile("" ::"r"(linear_thread()), "r"(linear_block()));
+    ask_for(linear_thread(), linear_block());
   }
 
   // Up to three words: the event, then its id and its payload where the code says so.
@@ -164,24 +164,13 @@ class Packed {
   static constexpr u32 kOff = 0x7ffffff0u;  // of a warp that is not recorded
 
   // Every lane from that of record `count` on takes time and code; the next record overwrites all but the first of
-  // them. The lanes of the header are written over at the end. In PTX, so that the clock is read behind `lane`.
+  // them. The lanes of the header are written over at the end.
   __device__ __forceinline__ void keep_event(u32 code) {
     if (begun_) {
-      asm volatile("{.reg .pred p; setp.ge.u32 p, %2, %3; @p mov.u32 %0, %%clock; @p mov.u32 %1, %4;}"
-                   : "+r"(time_), "+r"(code_)
-                   : "r"(lane_), "r"(kFirstLane + count_), "r"(code)
-                   : "memory");
+      take_clock(time_, code_, lane_, kFirstLane + count_, code);
     } else {
-      // Both timers side by side: were the second read on a condition, other warps' turns would come in between. The
-      // select and the `and` are here, in PTX, for what they keep ptxas from: reading globaltimer into a uniform
-      // register, which waits, and waiting for the thread's number in front of the timers.
-      asm volatile(
-          "{.reg .pred p; .reg .u32 t; mov.u32 %0, %%clock; mov.u32 t, %%globaltimer_lo; setp.lt.u32 p, %2, 32; "
-          "selp.u32 %1, t, 0, p;}"
-          : "=r"(time_), "=r"(block_.begin_globaltimer)
-          : "r"(linear_thread())
-          : "memory");
-      asm volatile("and.b32 %0, %1, 31;" : "=r"(lane_) : "r"(linear_thread()));
+      read_timers(time_, block_.begin_globaltimer, linear_thread());
+      lane_ = lane_behind_timers(linear_thread());
       code_ = code;
     }
     begun_ = true;

@@ -1,0 +1,173 @@
+"""The recorder's headers, run on the CPU against the tests' own encoder and the decoder. No GPU."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.emulation import FULL, Case, Result, Step, build, decoded, events, reference, run
+from warplens.decode import Decoded
+from warplens.decode.flags import SpanFlag
+from warplens.layout import Mode
+
+pytestmark = pytest.mark.compile
+
+POLICIES = ("packed", "staged")
+COLUMNS = ("block", "warp", "sequence", "site", "depth", "start_cycles", "duration_cycles")
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("emulation")
+    return cache(lambda policy: build(policy, folder))
+
+
+def spans(found: Decoded) -> list[tuple[Any, ...]]:
+    columns = [np.asarray(getattr(found.spans, name)).tolist() for name in COLUMNS]
+    for words in (found.spans.payload, found.spans.id):
+        columns.append([None] * len(found.spans) if words is None else np.where(words.valid, words.values, -1).tolist())
+    exact = found.spans.flags & np.uint16(SpanFlag.WRAPPED) == 0
+    if found.spans.id is not None:  # a range joined over blocks lies on two clocks, and these are fitted
+        exact &= ~found.spans.id.valid
+    return sorted(row if sure else row[:5] for row, sure in zip(zip(*columns, strict=True), exact, strict=True))
+
+
+def told(found: Decoded) -> dict[str, int]:
+    kinds: dict[str, int] = {}
+    for problem in found.problems:
+        kinds[problem.kind] = kinds.get(problem.kind, 0) + problem.count
+    return kinds
+
+
+def random_program(rng: random.Random, length: int) -> list[Step]:
+    steps: list[Step] = []
+    started: list[int] = []
+    verbs = rng.choice(["pPemM([)sstjkwWxay", "pw", "PMxy"])
+    for _ in range(length):
+        verb = rng.choice(verbs)
+        if verb == "t" and not started:
+            verb = "p"
+        value = rng.choice(started) if verb == "t" else rng.getrandbits(32) if verb in "PM[W" else rng.randrange(4)
+        if verb == "s":
+            started.append(value)
+        steps.append(Step(verb, rng.randrange(1, 9), value))
+    return steps
+
+
+def random_case(rng: random.Random, *, chunks: int = 3000) -> Case:
+    warps, blocks = rng.choice([1, 2, 4]), rng.choice([1, 2, 3])
+    shapes = [(32 * warps, 1, 1), (8, 4 * warps, 1), (4, 8, warps)]
+    lengths = [0, 1, 2, 3, 17, 18, 19, 22, 23, 24, 25, 26, 27, 50, 89]
+    case = Case(
+        [random_program(rng, rng.choice(lengths)) for _ in range(warps * blocks)],
+        blocks=blocks,
+        threads=rng.choice(shapes),
+        chunks=chunks,
+        shared_chunks=min(rng.choice([0, 1024, 2048]), chunks // 1024 * 1024),
+        seed=rng.getrandbits(30),
+    )
+    if rng.random() < 0.25:
+        case.mode, case.every, case.warp_mask = Mode.NARROWED, rng.choice([1, 2]), rng.getrandbits(4) | 1
+    return case.timed()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_uniform_warps_leave_what_the_tests_own_encoder_says(policy: str, programs: Any) -> None:
+    rng = random.Random(5)
+    cases = [random_case(rng) for _ in range(300)]
+    for case, result in zip(cases, run(programs(policy), cases), strict=True):
+        assert not result.faults
+        found, expected = decoded(case, result), decoded(case, reference(case))
+        assert spans(found) == spans(expected)
+        assert told(found) == told(expected)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_does_not_fit_is_counted_to_the_event(policy: str, programs: Any) -> None:
+    rng = random.Random(6)
+    cases = [random_case(rng, chunks=rng.choice([0, 1, 3, 8])) for _ in range(200)]
+    lossy = 0
+    for case, result in zip(cases, run(programs(policy), cases), strict=True):
+        assert not result.faults
+        all_events = decoded(case, reference(case)).launches["events"][0]
+        kept = int(decoded(case, result).launches["events"][0])
+        assert kept + result.lost_events == all_events
+        lossy += result.lost_events > 0
+    assert lossy > 50
+
+
+MASKS = (0xFFFF, 0xFFFF0000, 1, 1 << 31, 0x00FFFF00)
+
+
+def diverging_case(rng: random.Random) -> Case:
+    steps: list[Step] = []
+    left = 0
+    for _ in range(rng.choice([1, 3, 8, 30, 60])):
+        lanes = FULL if rng.random() < 0.6 else rng.choice((*MASKS, rng.getrandbits(32) | 1))
+        if rng.random() < 0.04:
+            left |= lanes
+            steps.append(Step("X", lanes=lanes))
+        steps.append(Step(rng.choice("pmM"), rng.randrange(1, 9), rng.randrange(9), lanes & ~left))
+    whole = [Step("p")]
+    chunks = rng.choice([3000, 3, 0])
+    return Case(
+        [whole, steps] if rng.random() < 0.5 else [steps, whole],
+        threads=(64, 1, 1),
+        chunks=chunks,
+        shared_chunks=chunks // 1024 * 1024,
+        seed=rng.getrandbits(30),
+    ).timed()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_lanes_that_part_hang_nothing_and_write_nowhere_else(policy: str, programs: Any) -> None:
+    rng = random.Random(7)
+    cases = [diverging_case(rng) for _ in range(400)]
+    for case, result in zip(cases, run(programs(policy), cases), strict=True):
+        assert not result.faults
+        decoded(case, result)  # takes it, whatever it is
+
+
+def one_warp(programs: Any, *steps: Step) -> tuple[Result, Decoded]:
+    case = Case([list(steps)]).timed()
+    (result,) = run(programs("packed"), [case])
+    assert not result.faults
+    return result, decoded(case, result)
+
+
+def test_marks_of_one_elected_lane_are_told(programs: Any) -> None:
+    _, found = one_warp(programs, *[Step("p", 2, lanes=1)] * 30, Step("p", 1), Step("p", 3))
+    assert told(found)["gap"] == 30
+
+
+def test_events_of_lanes_that_outlast_others_arrive_or_are_told_as_missing(programs: Any) -> None:
+    few = 0x3FF
+    steps = [Step("p", 1), Step("p", 2), Step("p", 3), Step("X", lanes=FULL & ~few), *[Step("p", 4, lanes=few)] * 20]
+    _, found = one_warp(programs, *steps)
+    problems = told(found)
+    assert "partial_warp" in problems
+    assert int(found.launches["events"][0]) + problems["gap"] == 23
+
+
+def test_a_block_whose_first_warp_makes_no_mark_knows_its_sm(programs: Any) -> None:
+    case = Case([[], [Step("p", 1), Step("p", 2)]] * 8, blocks=8, threads=(64, 1, 1)).timed()
+    (result,) = run(programs("packed"), [case])
+    assert decoded(case, result).blocks["sm_begin"].tolist() == list(range(8))
+
+
+def test_warps_recorded_without_their_first_one_know_their_sm(programs: Any) -> None:
+    case = Case([[Step("p", 1)], [Step("p", 1), Step("p", 2)]] * 8, blocks=8, threads=(64, 1, 1), warp_mask=2).timed()
+    case.mode = Mode.NARROWED
+    (result,) = run(programs("packed"), [case])
+    found = decoded(case, result)
+    assert "sm_unknown" not in told(found)
+    assert found.blocks["sm_end"].tolist() == list(range(8))
+
+
+def test_the_emulation_tells_events_as_the_encoder_counts_them() -> None:
+    steps = [Step("P", 1, 5), Step("s", 2, 0), Step("x", 3, 1), Step("t", 1, 0)]
+    assert [event.words for event in events(steps, 10)[:-1]] == [2, 1, 2, 2]

@@ -1,0 +1,178 @@
+"""The recorder's own headers, compiled for the CPU: programs of marks in, chunks out.
+
+device.h stands for the GPU, warps.cpp runs 32 lanes as fibers. Needs a C++ compiler, no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.synthesis import BlockRecord, Clock, Event, Warp, calibration, encode_warp, manifest
+from warplens import layout
+from warplens.capture.compile import get_include
+from warplens.decode import Decoded, decode
+from warplens.decode.chunks import U32
+from warplens.decode.manifest import check
+from warplens.layout import Control, Verb
+
+HERE = Path(__file__).parent
+FULL = 0xFFFFFFFF
+CLOCK = Clock(offset_cycles=8_000_000_000_000, cycles_per_ns=1.98)
+SITES = [(name, "phase", "") for name in "abcdefgh"]
+CODE_BITS = layout.code_bits(len(SITES))
+VERBS: dict[str, tuple[Any, str]] = {
+    "p": (Verb.PHASE, ""),
+    "P": (Verb.PHASE, "payload"),
+    "e": (Control.PHASE_END, ""),
+    "m": (Verb.MARK, ""),
+    "M": (Verb.MARK, "payload"),
+    "(": (Verb.RANGE_PUSH, ""),
+    "[": (Verb.RANGE_PUSH, "payload"),
+    ")": (Control.RANGE_POP, ""),
+    "s": (Verb.RANGE_START, "token"),
+    "t": (Control.TOKEN_END, "end"),
+    "j": (Verb.RANGE_START, "id"),
+    "k": (Verb.RANGE_END, "id"),
+    "w": (Verb.WAIT, ""),
+    "W": (Verb.WAIT, "payload"),
+    "x": (Verb.WAIT, "id"),
+    "a": (Verb.ARRIVE, ""),
+    "y": (Verb.ARRIVE, "id"),
+}
+
+
+@dataclass
+class Step:
+    """What the lanes of a mask do; verb "X": they leave."""
+
+    verb: str
+    site: int = 1
+    value: int = 0
+    lanes: int = FULL
+    clock: int = 0
+
+
+@dataclass
+class Case:
+    """One launch: a program for each warp of each block, in their order."""
+
+    programs: list[list[Step]]
+    blocks: int = 1
+    threads: tuple[int, int, int] = (32, 1, 1)
+    chunks: int = 3000
+    shared_chunks: int = 2048
+    mode: int = 1
+    every: int = 1
+    warp_mask: int = FULL
+    seed: int = 1
+    sms: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return -(-int(np.prod(self.threads)) // 32)
+
+    def timed(self, step_cycles: int = 1000) -> Case:
+        """Sets clocks that go up step by step, a thousand cycles apart, and an SM a block."""
+        for number, program in enumerate(self.programs):
+            begin = CLOCK.offset_cycles + 100_000 + 37 * number
+            for index, step in enumerate(program):
+                step.clock = begin + (index + 1) * step_cycles
+            self.ends.append(begin + (len(program) + 1) * step_cycles)
+            self.sms.append(number // self.warps % 8)
+        return self
+
+
+@dataclass
+class Result:
+    """What a launch left: chunks (uint32, shape (n, 32)), lost events, and what must not happen."""
+
+    chunks: U32
+    lost_events: int
+    faults: list[str]
+
+
+def build(policy: str, folder: Path) -> Path:
+    """The program for a storage policy."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    assert compiler, "no C++ compiler was found: apt install g++"
+    program = folder / f"emulation-{policy}"
+    include = [f"-I{get_include()}", "-include", str(HERE / "device.h")]
+    frames = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]  # operate() asks who called its caller
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-frame-address"]
+    options = ["-std=c++17", "-O1", *frames, *warnings, f"-DWARPLENS_POLICY={policy}", *include]
+    subprocess.run([compiler, *options, "-o", program, HERE / "warps.cpp"], check=True)
+    return program
+
+
+def run(program: Path, cases: list[Case]) -> list[Result]:
+    """Runs the cases, one after the other."""
+    lines = [str(len(cases))]
+    for case in cases:
+        head = case.seed, case.chunks, case.shared_chunks, case.mode, case.every, case.warp_mask, case.blocks
+        lines.append(" ".join(map(str, (*head, *case.threads, len(case.programs)))))
+        for steps, sm, end in zip(case.programs, case.sms, case.ends, strict=True):
+            lines.append(f"{len(steps)} {sm}")
+            lines += [f"{s.lanes} {s.verb} {s.site} {s.value} {s.clock}" for s in steps]
+            lines.append(str(end))
+    out = subprocess.run([program], input="\n".join(lines), capture_output=True, text=True, check=True, timeout=300)
+    text = iter(out.stdout.splitlines())
+    results = []
+    for _ in cases:
+        count, lost, faults = map(int, next(text).split())
+        told = [next(text) for _ in range(faults)]
+        words = [next(text).split() for _ in range(count)]
+        results.append(Result(np.array(words, np.uint32).reshape(-1, 32), lost, told))
+    return results
+
+
+def facts(case: Case, lost_events: int = 0) -> dict[str, Any]:
+    """A manifest for the case."""
+    launch = {"grid": [case.blocks, 1, 1], "block": list(case.threads), "lost_events": lost_events}
+    launch |= {"every": case.every, "warp_mask": case.warp_mask, "lost_chunks": min(lost_events, 1)}
+    made = manifest(launches=[launch], sites=SITES, sm_count=8, set_name="emulation")
+    around = [("before", 0), ("after", 20_000_000)]
+    return check({**made, "calibration": [calibration([CLOCK] * 8, when, t_ns) for when, t_ns in around]})
+
+
+def decoded(case: Case, result: Result) -> Decoded:
+    """The launch as a user sees it."""
+    return decode(facts(case, result.lost_events), {"records/000000.u32": result.chunks})
+
+
+def events(steps: list[Step], end: int) -> list[Event]:
+    """What all lanes of a warp together record, and its end."""
+    out: list[Event] = []
+    sequence, tokens = 0, {}
+    for step in steps:
+        verb, takes = VERBS[step.verb]
+        if takes == "token":
+            tokens[step.value % 16] = sequence
+        number = {"end": tokens.get(step.value % 16, 0), "id": step.value}.get(takes)
+        site = 0 if isinstance(verb, Control) else step.site
+        out.append(Event(verb, step.clock, site, id=number, payload=step.value if takes == "payload" else None))
+        sequence += out[-1].words
+    return [*out, Event(Control.END, end)]
+
+
+def reference(case: Case) -> Result:
+    """The chunks that the tests' own encoder makes of the case's warps, all of them uniform."""
+    made = []
+    for number, (steps, sm, end) in enumerate(zip(case.programs, case.sms, case.ends, strict=True)):
+        block, warp = divmod(number, case.warps)
+        if case.mode == layout.Mode.NARROWED and (block % case.every or not case.warp_mask >> warp & 1):
+            continue
+        record = (
+            BlockRecord(steps[0].clock if steps else end, sm, layout.sites_hash("emulation")) if warp == 0 else None
+        )
+        where = Warp(block=block, warp=warp, sm=sm, code_bits=CODE_BITS, clock=CLOCK)
+        made.append(encode_warp(events(steps, end), where, block_record=record))
+    return Result(np.concatenate(made) if made else np.zeros((0, 32), np.uint32), 0, [])

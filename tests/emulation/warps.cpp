@@ -1,0 +1,309 @@
+// Runs programs of marks on the emulated device, one warp after the other, and prints what was written to the arena.
+// In (stdin): the number of cases; for each the arena, the launch, and a program a warp (read_case). Out: for each the
+// chunks handed out, the losses, and what must not happen: an access outside, a foreign chunk, lanes that wait forever.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <random>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "warplens/warplens.cuh"
+
+WARPLENS_SITES(emulation, a, b, c, d, e, f, g, h);
+
+namespace layout = warplens::detail::layout;
+using emulated::Wait;
+
+namespace emulated {
+
+Dim block, grid, threads_of_block;
+unsigned sm;
+unsigned char shared[1 << 16];
+
+struct Step {
+  unsigned lanes;
+  char verb;
+  unsigned site, value;
+  uint64_t clock;
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(1 << 16);
+  Wait waits;
+  unsigned mask, value, source, result;
+  std::pair<const void*, const void*> place;  // in the code, and its caller: lanes that are elsewhere do not join
+  size_t step;
+  unsigned reads;
+};
+
+Fiber fibers[32];
+Fiber* running;
+ucontext_t scheduler;
+std::vector<Step> program;
+unsigned warp;
+
+std::vector<unsigned char> memory;
+uint64_t control;
+unsigned chunks;
+std::map<uint64_t, uint64_t> owners;
+std::vector<std::string> faults;
+std::mt19937 random_bits;
+
+void fault(const std::string& text) {
+  if (faults.size() < 20) faults.push_back(text);
+}
+
+unsigned lane() { return static_cast<unsigned>(running - fibers); }
+Dim thread() {
+  const unsigned number = warp * 32 + lane(), plane = threads_of_block.x * threads_of_block.y;
+  return {number % threads_of_block.x, number / threads_of_block.x % threads_of_block.y, number / plane};
+}
+uint64_t clock() { return program[running->step].clock + 2 * running->reads++; }
+uint64_t globaltimer() {
+  const uint64_t ns = 1795000000000000000ull + static_cast<uint64_t>((clock() - 8000000000000ull) / 1.98);
+  return ns - ns % 32;
+}
+
+unsigned operate(Wait kind, unsigned mask, unsigned value, unsigned source) {
+  Fiber& self = *running;
+  self.waits = kind, self.mask = mask, self.value = value, self.source = source;
+  self.place = {__builtin_return_address(0), __builtin_return_address(1)};
+  swapcontext(&self.context, &scheduler);
+  return self.result;
+}
+
+unsigned char* at(uint64_t address, const char* what) {
+  if (address >= control && address + 8 <= control + memory.size()) return memory.data() + (address - control);
+  fault(std::string(what) + " outside of the arena");
+  static unsigned char nowhere[8];
+  return nowhere;
+}
+void store(uint64_t address, unsigned value) {
+  const uint64_t offset = address - control;
+  const uint64_t chunk = (offset - layout::kArenaOffset) / layout::kChunkBytes;
+  if (offset < layout::kArenaOffset || chunk >= chunks) return fault("store outside of the chunks");
+  const uint64_t self = static_cast<uint64_t>(block.x) << 8 | warp;
+  if (owners.emplace(chunk, self).first->second != self) fault("store into the chunk of another warp");
+  std::memcpy(at(address, "store"), &value, 4);
+}
+template <class T, class Change>
+T change(uint64_t address, Change by) {
+  T old;
+  std::memcpy(&old, at(address, "atomic"), sizeof old);
+  const T now = by(old);
+  std::memcpy(at(address, "atomic"), &now, sizeof now);
+  return old;
+}
+unsigned add(uint64_t address, unsigned value) {
+  return change<unsigned>(address, [=](unsigned old) { return old + value; });
+}
+void least(uint64_t address, unsigned value) {
+  change<unsigned>(address, [=](unsigned old) { return std::min(old, value); });
+}
+void count(uint64_t address, uint64_t value) {
+  change<uint64_t>(address, [=](uint64_t old) { return old + value; });
+}
+
+__attribute__((noinline)) void run_steps() {
+  warplens::Recorder<emulation> rec;
+  warplens::Token tokens[16];
+  for (; running->step + 1 < program.size(); ++running->step) {
+    running->reads = 0;
+    const Step& step = program[running->step];
+    if ((step.lanes >> lane() & 1) == 0) continue;
+    const auto site = static_cast<emulation::Site>(step.site);
+    const auto join = warplens::join(step.value);
+    switch (step.verb) {
+      case 'p':
+        rec.phase(site);
+        break;
+      case 'P':
+        rec.phase(site, step.value);
+        break;
+      case 'e':
+        rec.end_phase();
+        break;
+      case 'm':
+        rec.mark(site);
+        break;
+      case 'M':
+        rec.mark(site, step.value);
+        break;
+      case '(':
+        rec.range_push(site);
+        break;
+      case '[':
+        rec.range_push(site, step.value);
+        break;
+      case ')':
+        rec.range_pop();
+        break;
+      case 's':
+        tokens[step.value % 16] = rec.range_start(site);
+        break;
+      case 't':
+        rec.range_end(tokens[step.value % 16]);
+        break;
+      case 'j':
+        rec.range_start(site, join);
+        break;
+      case 'k':
+        rec.range_end(site, join);
+        break;
+      case 'w':
+        rec.wait(site);
+        break;
+      case 'W':
+        rec.wait(site, step.value);
+        break;
+      case 'x':
+        rec.wait(site, join);
+        break;
+      case 'a':
+        rec.arrive(site);
+        break;
+      case 'y':
+        rec.arrive(site, join);
+        break;
+      case 'X':
+        return;  // these lanes leave
+    }
+  }
+  running->reads = 0;
+}
+void run_lane() {
+  run_steps();
+  running->waits = Wait::kEnded;
+  swapcontext(&running->context, &scheduler);
+}
+
+// Lanes whose operation can take place now: of one place, all that its mask names; for the active mask all or some.
+unsigned choose() {
+  std::map<std::pair<size_t, decltype(Fiber::place)>, std::map<unsigned, unsigned>> places;
+  for (unsigned i = 0; i < 32; ++i) {
+    const Fiber& fiber = fibers[i];
+    if (fiber.waits == Wait::kEnded) continue;
+    places[{fiber.step, fiber.place}][fiber.waits == Wait::kActive ? 0 : fiber.mask] |= 1u << i;
+  }
+  std::vector<unsigned> ready;
+  for (const auto& place : places)
+    for (const auto& [mask, lanes] : place.second)
+      if (mask == 0 || mask == lanes) ready.push_back(lanes);
+  if (ready.empty()) return 0;
+  return ready[random_bits() % ready.size()];
+}
+
+void run_warp() {
+  const unsigned threads = threads_of_block.x * threads_of_block.y * threads_of_block.z;
+  for (unsigned i = 0; i < 32; ++i) {
+    Fiber& fiber = fibers[i];
+    std::fill(fiber.stack.begin(), fiber.stack.end(), static_cast<char>(0xa5 + i));  // what is not set shows
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, run_lane, 0);
+    fiber.step = fiber.reads = 0;
+    fiber.waits = warp * 32 + i < threads ? Wait::kNothing : Wait::kEnded;
+  }
+  for (;;) {
+    for (Fiber& fiber : fibers) {
+      if (fiber.waits != Wait::kNothing) continue;
+      running = &fiber;
+      swapcontext(&scheduler, &fiber.context);
+    }
+    if (std::all_of(fibers, fibers + 32, [](const Fiber& f) { return f.waits == Wait::kEnded; })) return;
+    const unsigned lanes = choose();
+    if (lanes == 0) return fault("lanes wait for others that never come");
+    unsigned ballot = 0;
+    for (unsigned i = 0; i < 32; ++i) ballot |= (lanes >> i & 1) != 0 && fibers[i].value != 0 ? 1u << i : 0u;
+    unsigned results[32];
+    for (unsigned i = 0; i < 32; ++i) {
+      if ((lanes >> i & 1) == 0) continue;
+      const Fiber& fiber = fibers[i];
+      const bool inside = (lanes >> fiber.source & 1) != 0;
+      switch (fiber.waits) {
+        case Wait::kActive:
+          results[i] = lanes;
+          break;
+        case Wait::kShuffle:
+          results[i] = inside ? fibers[fiber.source].value : 0xdeadbeefu;
+          break;
+        case Wait::kBallot:
+          results[i] = ballot;
+          break;
+        case Wait::kAll:
+          results[i] = ballot == lanes;
+          break;
+        default:
+          results[i] = 0;
+      }
+    }
+    for (unsigned i = 0; i < 32; ++i) {
+      if ((lanes >> i & 1) == 0) continue;
+      fibers[i].result = results[i];
+      fibers[i].waits = Wait::kNothing;
+    }
+  }
+}
+
+unsigned& word(uint64_t offset) { return *reinterpret_cast<unsigned*>(memory.data() + offset); }
+unsigned& cursor(unsigned number) { return word(layout::kControlCursors + number * layout::kCursorStride); }
+
+void run_case() {
+  unsigned seed, shared_chunks, mode, every, warps_recorded;
+  size_t programs;
+  std::cin >> seed >> chunks >> shared_chunks >> mode >> every >> warps_recorded >> grid.x >> threads_of_block.x >>
+      threads_of_block.y >> threads_of_block.z >> programs;
+  grid.y = grid.z = 1;
+  random_bits.seed(seed);
+  faults.clear(), owners.clear();
+  memory.assign(layout::kArenaOffset + static_cast<size_t>(chunks) * layout::kChunkBytes + 8, 0);
+  control = 7ull << 40;
+  word(layout::kControlPoolCursor) = shared_chunks;
+  for (unsigned i = 0; i < layout::kCursorCount; ++i) cursor(i) = i;
+  warplens_device = {control, shared_chunks, chunks, mode, every, warps_recorded, 0};
+  const unsigned warps = (threads_of_block.x * threads_of_block.y * threads_of_block.z + 31) / 32;
+  for (size_t number = 0; number < programs; ++number) {
+    size_t steps;
+    std::cin >> steps >> sm;
+    program.assign(steps + 1, {});
+    for (size_t i = 0; i < steps; ++i) {
+      Step& step = program[i];
+      std::cin >> step.lanes >> step.verb >> step.site >> step.value >> step.clock;
+    }
+    std::cin >> program[steps].clock;
+    block = {static_cast<unsigned>(number / warps), 0, 0};
+    warp = number % warps;
+    if (warp == 0) std::fill(std::begin(shared), std::end(shared), 0x5a);
+    run_warp();
+  }
+  std::vector<unsigned> taken;
+  for (unsigned i = 0; i < layout::kCursorCount; ++i)
+    for (unsigned index = i; index < std::min(cursor(i), shared_chunks); index += layout::kCursorCount)
+      taken.push_back(index);
+  for (unsigned i = shared_chunks; i < std::min(word(layout::kControlPoolCursor), chunks); ++i) taken.push_back(i);
+  std::printf("%zu %u %zu\n", taken.size(), word(layout::kControlLostEvents), faults.size());
+  for (const std::string& text : faults) std::puts(text.c_str());
+  for (unsigned index : taken) {
+    for (unsigned i = 0; i < layout::kChunkWords; ++i)
+      std::printf("%u ", word(layout::kArenaOffset + static_cast<uint64_t>(index) * layout::kChunkBytes + 4 * i));
+    std::puts("");
+  }
+}
+
+}  // namespace emulated
+
+int main() {
+  size_t cases;
+  std::cin >> cases;
+  while (cases-- > 0) emulated::run_case();
+}
