@@ -74,8 +74,7 @@ class Slice:
     instant: bool = False
     args: dict[str, Any] = field(default_factory=dict)
     source: tuple[str, int] | None = None
-    flows_out: list[int] = field(default_factory=list)
-    flows_in: list[int] = field(default_factory=list)
+    flows: list[int] = field(default_factory=list)
 
     @property
     def duration_ns(self) -> int:
@@ -99,7 +98,7 @@ class PerfettoTrace:
         return sorted((t for t in self.tracks.values() if t.parent == uuid), key=lambda t: t.rank)
 
     def of_spans(self) -> list[Slice]:
-        """Slices and instants on the tracks of warps and their ranges."""
+        """Slices and instants on the tracks of warps and of what crosses."""
         return [s for s in self.slices if self.tracks[s.track].name.startswith("warp ")]
 
 
@@ -165,7 +164,6 @@ class _Reader:
                 self.trace.counters.setdefault(track, []).append((time_ns, event[30][0]))
             elif kind == 2:
                 assert stack, "an end with nothing open"
-                stack[-1].flows_in += [struct.unpack("<Q", v)[0] for v in event.get(48, [])]
                 stack.pop().end_ns = time_ns
             else:
                 made = self.slice(time_ns, track, event, kind == 3)
@@ -183,7 +181,7 @@ class _Reader:
         if 34 in event:
             place = self.names[4][event[34][0]]
             made.source = place[2].decode(), place[4]
-        made.flows_out = [struct.unpack("<Q", v)[0] for v in event.get(47, [])]
+        made.flows = [struct.unpack("<Q", v)[0] for v in event.get(47, [])]
         for annotation in map(one, event.get(4, [])):
             key = annotation[10] if 10 in annotation else self.names[3][annotation[1]][2]
             made.args[key.decode()] = self.value(annotation)

@@ -42,7 +42,7 @@ def export(
 
     "perfetto": a file for https://ui.perfetto.dev with a row a warp, below the blocks, below the SMs. Its times are
     `trace.origin_ns` plus those of the tables, in ns. With `arguments` spans carry launch, block, warp, sequence,
-    cycles, payload, id, flags and source line, and arrows lead from arrivals to the waits of the same resource and id.
+    cycles, payload, id, flags and source line, and arrows join arrivals and waits of the same resource and id.
     With `gzip` it is packed, which Perfetto reads as well.
     "parquet": a folder with `launches.parquet`, `blocks.parquet`, `spans.parquet`, `sites.parquet`,
     `problems.parquet` (docs/reference/tables.md) and `manifest.json`, which has the origin.

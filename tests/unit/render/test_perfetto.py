@@ -83,7 +83,7 @@ def assert_all_spans_are_there(trace: Any, found: PerfettoTrace) -> None:
         since = each.start_ns - trace.origin_ns
         actual[place] = (since, each.duration_ns, each.args["start_cycles"], each.args["cycles"])
         path = found.path(each.track)
-        assert path[-1].split(" ranges")[0] == f"warp {each.args['warp']}"
+        assert path[-1].split(" crossing")[0] == f"warp {each.args['warp']}"
     assert actual == expected
     sms = {row[:2]: row[2] for row in trace.blocks.select("launch", "block", "sm_begin").rows()}
     for each in found.of_spans():
@@ -170,11 +170,11 @@ def test_a_span_that_crosses_an_earlier_one_gets_a_track_of_its_own_below_the_wa
         ("warp 0", "tile", 0, 10, 0),
         ("warp 0", "load", 1, 5, 1),
         ("warp 0", "tile", 11, 20, 0),
-        ("warp 0 ranges", "load", 5, 12, 0),
+        ("warp 0 crossing", "load", 5, 12, 0),
         ("warp 1", "load", 0, 3, 0),
     ]
     sm = next(t for t in found.tracks.values() if t.name == "SM 0")
-    assert [t.name for t in found.children(sm.uuid)] == ["warp 0", "warp 0 ranges", "warp 1"]
+    assert [t.name for t in found.children(sm.uuid)] == ["warp 0", "warp 0 crossing", "warp 1"]
 
 
 def warp1() -> dict[str, Any]:
@@ -191,10 +191,10 @@ def test_overlapping_ranges_take_as_few_tracks_as_hold_them() -> None:
     )
     assert [(track, start, depth) for track, _, start, _, depth in tree_of(found)] == [
         ("warp 0", 0, 0),
-        ("warp 0 ranges", 1, 0),
-        ("warp 0 ranges", 10, 0),
-        ("warp 0 ranges 2", 5, 0),
-        ("warp 0 ranges 3", 12, 0),
+        ("warp 0 crossing", 1, 0),
+        ("warp 0 crossing", 10, 0),
+        ("warp 0 crossing 2", 5, 0),
+        ("warp 0 crossing 3", 12, 0),
     ]
 
 
@@ -205,8 +205,8 @@ def test_a_range_that_outlives_its_block_does_not_swallow_the_next_block_of_the_
     assert tree_of(found) == [
         ("warp 0", "load", 0, 10, 0),
         ("warp 0", "load", 20, 30, 0),
-        ("warp 0 ranges", "copy", 2, 50, 0),
-        ("warp 0 ranges 2", "copy", 25, 60, 0),
+        ("warp 0 crossing", "copy", 2, 50, 0),
+        ("warp 0 crossing 2", "copy", 25, 60, 0),
     ]
 
 
@@ -400,18 +400,15 @@ def test_negative_cycles_stay_negative() -> None:
 
 def arrows(found: PerfettoTrace) -> set[tuple[tuple[int, int], tuple[int, int]]]:
     """(warp, start) of the arrival and of the wait of each arrow."""
-    begins, ends = defaultdict(list), defaultdict(list)
+    ends: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
     for each in found.of_spans():
-        for flow in each.flows_out:
-            begins[flow].append((each.args["warp"], each.start_ns))
-        for flow in each.flows_in:
-            ends[flow].append((each.args["warp"], each.start_ns))
-    assert set(begins) == set(ends)
-    assert all(len(v) == 1 for side in (begins, ends) for v in side.values())
-    return {(begins[flow][0], ends[flow][0]) for flow in begins}
+        for flow in each.flows:
+            assert each.category not in ends[flow]
+            ends[flow][each.category] = each.args["warp"], each.start_ns
+    return {(pair["arrive"], pair["wait"]) for pair in ends.values()}
 
 
-def test_arrows_lead_from_arrivals_to_waits_of_the_same_block_resource_and_id() -> None:
+def test_arrows_join_arrivals_and_waits_of_the_same_block_resource_and_id() -> None:
     arrive = {"site": FILLED, "flags": 1}
     found = exported(
         {"start": 10, "end": 10, "warp": 0, "id": 1, **arrive},

@@ -1,7 +1,8 @@
-"""Arrows from arrivals to waits, where the marks themselves say that they belong together.
+"""Arrows between arrivals and waits, where the marks themselves say that they belong together.
 
 In: spans and sites. Out: pairs of an arrival and a wait of one block with the same resource and the same id. Infers
-nothing: without an id on both sides there is no arrow, nor from an arrival that came after the wait was over.
+nothing: without an id on both sides there is no arrow, nor to an arrival that came after the wait was over.
+Perfetto itself lets an arrow begin at the one of the two that began first.
 A joined range needs none: it is one span. Which warp ended it the table does not say.
 """
 
@@ -24,32 +25,23 @@ and there are no arrows."""
 
 @dataclass(frozen=True)
 class Flows:
-    """Rows of the spans that arrows begin at (ascending) and end at, and the number of each arrow from 1."""
+    """Rows of the spans at either end of an arrow, ascending, and the number of the arrow."""
 
-    arrive: I64
-    wait: I64
-    """Row of the wait of each arrow; `by_wait` sorts it."""
-    by_wait: I64
+    rows: I64
+    ids: npt.NDArray[np.uint64]
 
-    def beginning(self, rows: slice | I64) -> I64:
-        """How many arrows begin at each of `rows`."""
-        return _counts(self.arrive, rows)
+    def count(self, rows: slice | I64) -> I64:
+        """How many arrows each of `rows` has."""
+        wanted = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        if not len(self.rows):
+            return np.zeros(len(wanted), np.int64)
+        return np.asarray(np.searchsorted(self.rows, wanted, side="right") - np.searchsorted(self.rows, wanted))
 
-    def ending(self, rows: slice | I64) -> I64:
-        """How many arrows end at each of `rows`."""
-        return _counts(self.wait[self.by_wait], rows)
-
-    def ids_beginning(self, rows: slice | I64, count: int) -> Iterator[npt.NDArray[np.uint64]]:
-        """The first, second, ... number of the arrows that begin at `rows`, each of which has `count`."""
-        first = np.searchsorted(self.arrive, _numbers(rows))
+    def of(self, rows: I64, count: int) -> Iterator[npt.NDArray[np.uint64]]:
+        """The first, second, ... arrow of `rows`, each of which has `count`."""
+        first = np.searchsorted(self.rows, rows)
         for place in range(count):
-            yield (first + place + 1).astype(np.uint64)
-
-    def ids_ending(self, rows: slice | I64, count: int) -> Iterator[npt.NDArray[np.uint64]]:
-        """The same for the arrows that end at `rows`."""
-        first = np.searchsorted(self.wait[self.by_wait], _numbers(rows))
-        for place in range(count):
-            yield (self.by_wait[first + place] + 1).astype(np.uint64)
+            yield self.ids[first + place]
 
 
 def find_flows(spans: Spans, sites: pl.DataFrame) -> Flows:
@@ -57,7 +49,7 @@ def find_flows(spans: Spans, sites: pl.DataFrame) -> Flows:
     none = np.zeros(0, np.int64)
     of_kind = {kind: sites.filter(pl.col("kind") == kind, pl.col("resource") != "") for kind in ("arrive", "wait")}
     if spans.frame["id"].null_count() == len(spans) or any(part.is_empty() for part in of_kind.values()):
-        return Flows(none, none, none)
+        return Flows(none, none.astype(np.uint64))
     key = ["launch", "block", "resource", "id"]
     rows = spans.frame.lazy().select("launch", "block", "id", "site", "start_ns").with_row_index("row")
     rows = rows.with_columns(end_ns=pl.Series(spans.end_ns)).filter(pl.col("id").is_not_null())
@@ -69,16 +61,6 @@ def find_flows(spans: Spans, sites: pl.DataFrame) -> Flows:
     few = pl.col("members").cast(pl.UInt64) * pl.col("members_wait") <= MAX_PAIRS
     pairs = pairs.filter(few, pl.col("start_ns") <= pl.col("end_ns_wait")).select("row", "row_wait")
     found = pairs.sort("row", "row_wait").collect()
-    wait = found["row_wait"].to_numpy().astype(np.int64)
-    return Flows(found["row"].to_numpy().astype(np.int64), wait, np.argsort(wait, kind="stable"))
-
-
-def _numbers(rows: slice | I64) -> I64:
-    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-
-
-def _counts(sorted_rows: I64, rows: slice | I64) -> I64:
-    wanted = _numbers(rows)
-    if not len(sorted_rows):
-        return np.zeros(len(wanted), np.int64)
-    return np.asarray(np.searchsorted(sorted_rows, wanted, side="right") - np.searchsorted(sorted_rows, wanted))
+    both = np.concatenate([found[name].to_numpy().astype(np.int64) for name in ("row", "row_wait")])
+    order = np.argsort(both, kind="stable")
+    return Flows(both[order], (order % max(found.height, 1) + 1).astype(np.uint64))

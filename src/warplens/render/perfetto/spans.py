@@ -31,7 +31,7 @@ from warplens.render.perfetto.packets import (
 from warplens.render.perfetto.wire import U8, Part, numbers, pack, width_of, words
 
 _HAS_PAYLOAD, _HAS_ID, _HAS_FLAGS, _HAS_SOURCE, _IS_INSTANT, _JUMPS, _FLOW_SHIFT = 1, 2, 4, 8, 16, 32, 6
-"""Bits of a packet's kind; above them the number of flows that begin or end there."""
+"""Bits of a packet's kind; above them the number of its arrows."""
 
 
 class SpanPackets:
@@ -62,8 +62,6 @@ class SpanPackets:
         begin_width, end_width = _common_width(before), _common_width(within)
         begin_kind = self._kinds(rows, instant) | _outside(before, begin_width) * _JUMPS
         end_kind = _outside(within, end_width) * _JUMPS
-        if self._flows is not None:
-            end_kind |= self._flows.ending(rows) << _FLOW_SHIFT
         end_kind[instant] = -1  # none
         packed: list[tuple[I64, U8]] = []
         for kind in _present(begin_kind):
@@ -73,7 +71,7 @@ class SpanPackets:
             packed.append((place_begin[which], pack(parts, len(which))))
         for kind in _present(end_kind[~instant]):
             which = np.flatnonzero(end_kind == kind)
-            event = self._end(_sub(rows, which), track[which], kind)
+            event = [END, *numbers(11, track[which], self._packets.track_width)]
             parts = timed(within[which], JUMP if kind & _JUMPS else end_width, event)
             packed.append((place_end[which], pack(parts, len(which))))
         return _in_order(packed, 2 * size)
@@ -88,7 +86,7 @@ class SpanPackets:
                 kinds[self._known[name][rows]] |= bit
         kinds[(self._spans.flags[rows] & ALL_FLAGS) != 0] |= _HAS_FLAGS
         kinds[self._names.place_of_site[self._columns["site"][rows]] > 0] |= _HAS_SOURCE
-        return kinds if self._flows is None else kinds | self._flows.beginning(rows) << _FLOW_SHIFT
+        return kinds if self._flows is None else kinds | self._flows.count(rows) << _FLOW_SHIFT
 
     def _begin(self, rows: I64, track: npt.NDArray[Any], kind: int) -> list[Part]:
         site = self._columns["site"][rows]
@@ -106,15 +104,8 @@ class SpanPackets:
         if kind & _HAS_FLAGS:
             event += flags_annotation(self._spans.flags[rows] & ALL_FLAGS)
         if self._flows is not None and kind >> _FLOW_SHIFT:
-            for ids in self._flows.ids_beginning(rows, kind >> _FLOW_SHIFT):
+            for ids in self._flows.of(rows, kind >> _FLOW_SHIFT):
                 event += words(47, ids)
-        return event
-
-    def _end(self, rows: I64, track: npt.NDArray[Any], kind: int) -> list[Part]:
-        event = [END, *numbers(11, track, self._packets.track_width)]
-        if self._flows is not None and kind >> _FLOW_SHIFT:
-            for ids in self._flows.ids_ending(rows, kind >> _FLOW_SHIFT):
-                event += words(48, ids)
         return event
 
 

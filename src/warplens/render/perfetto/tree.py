@@ -116,7 +116,7 @@ def _add_warps(tree: Tree, spans: Spans, aside: npt.NDArray[np.bool_], slot: I64
         above = int(slot_track[where])
         warp_track[index] = tree.add(f"warp {warp}", above, rank)
         for number in range(count):
-            tree.add(f"warp {warp} ranges" + (f" {number + 1}" if number else ""), above, rank + 1 + number)
+            tree.add(f"warp {warp} crossing" + (f" {number + 1}" if number else ""), above, rank + 1 + number)
         rank += 1 + count
     tree.run_track = warp_track[of_run]
     order = np.lexsort((spans.end_ns[rows], spans.start_ns[rows], line, key))
