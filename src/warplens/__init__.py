@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from warplens.capture.options import RecordOptions as RecordOptions
     from warplens.errors import WarplensError as WarplensError
     from warplens.kernel import Kernel as Kernel
+    from warplens.render.export import export as export
     from warplens.render.plots import plot as plot
+    from warplens.render.selection import Selection as Selection
     from warplens.trace import Trace as Trace
     from warplens.trace import open as open
 
@@ -21,8 +23,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "Kernel": "warplens.kernel",
     "RecordOptions": "warplens.capture.options",
+    "Selection": "warplens.render.selection",
     "Trace": "warplens.trace",
     "WarplensError": "warplens.errors",
+    "export": "warplens.render.export",
     "get_include": "warplens.capture.compile",
     "open": "warplens.trace",
     "plot": "warplens.render.plots",

@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "summary": ("warplens.cli.look", "Print how far a trace can be trusted, and where its blocks spent their time."),
     "show": ("warplens.cli.look", "Print the warps of one block as a timeline."),
     "plot": ("warplens.cli.look", "Draw all blocks of a launch, or the warps of one block, as PNG or SVG."),
+    "export": ("warplens.cli.export", "Write a trace for Perfetto, as Parquet tables, or its spans as CSV."),
     "info": ("warplens.cli.ask", "Print what a file is: device, versions, kernels, launches, members."),
     "query": ("warplens.cli.ask", "Run SQL over the tables launches, blocks, spans, sites and problems."),
     "doctor": ("warplens.cli.doctor", "Say what recording needs, what is there, and how to get the rest."),

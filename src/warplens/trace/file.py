@@ -11,7 +11,6 @@ import json
 import os
 import re
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from warplens import layout
 from warplens.decode.manifest import check
 from warplens.errors import FileError, FormatError, VersionError
 from warplens.trace.recover import recover_members
+from warplens.trace.whole import whole_file
 
 U32 = npt.NDArray[np.uint32]
 T = TypeVar("T")
@@ -112,28 +112,8 @@ def write_file(
     if left_out:
         facts["sources_left_out"] = left_out
     check(facts, str(path))
-    try:
-        if path.exists() and not path.is_file():
-            raise FileError(f"cannot write {path}: it is no plain file; choose another place with -o")
-        descriptor, name = tempfile.mkstemp(prefix=".wlens-", suffix=".tmp", dir=path.parent)
-    except ValueError as error:  # a zero byte
-        raise FileError(f"cannot write {str(path)!r}: {error}") from error
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}; choose another place with -o") from error
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-            _write_members(archive, facts, records or {}, tables or {}, kept)
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp makes a private file; this one is as any other
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        _write_members(archive, facts, records or {}, tables or {}, kept)
 
 
 def read_file(path: str | os.PathLike[str]) -> FileContents:

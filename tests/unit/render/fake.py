@@ -259,3 +259,64 @@ def doubtful() -> Any:
 def renamed(trace: Any, names: list[str]) -> Any:
     """The same trace with its sites called `names`, in order."""
     return replace(trace, sites=trace.sites.with_columns(name=pl.Series(names)))
+
+
+def tiled(trace: Any, times: int, *, apart_ns: int = 1000) -> Any:
+    """A trace with `times` launches, each the whole of `trace` later by its length and `apart_ns`."""
+    step_ns = int(trace.launches["end_ns"].max() - trace.launches["start_ns"].min()) + apart_ns
+
+    def moved(frame: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+        count = int(trace.launches.height)
+        parts = [
+            frame.with_columns(pl.col("launch") + k * count, *(pl.col(c) + k * step_ns for c in columns))
+            for k in range(times)
+        ]
+        return pl.concat(parts).cast(dict(frame.schema))  # type: ignore[arg-type]
+
+    return FakeTrace(
+        trace.manifest,
+        moved(trace.launches, ["start_ns", "end_ns"]),
+        moved(trace.blocks, ["start_ns", "end_ns"]),
+        moved(trace.spans, ["start_ns"]),
+        trace.sites,
+        trace.problems,
+        trace.origin_ns,
+    )
+
+
+def of_spans(
+    rows: list[dict[str, Any]],
+    rows_of_sites: list[tuple[str, str, str]] | None = None,
+    sms: dict[int, int] | None = None,
+) -> Any:
+    """A trace of single spans: `start` and `end` in ns, by default of site, warp, block, launch and depth 0.
+
+    `rows_of_sites` are (name, kind, resource); `sms` says on which SM blocks ran, by default all on SM 0.
+    """
+    columns = {
+        name: [row.get(name, 0) for row in rows] for name in ("launch", "block", "warp", "site", "depth", "flags")
+    }
+    columns["sequence"] = [row.get("sequence", index) for index, row in enumerate(rows)]
+    columns["start_ns"] = [row["start"] for row in rows]
+    columns["duration_ns"] = [row["end"] - row["start"] for row in rows]
+    columns["start_cycles"], columns["duration_cycles"] = columns["start_ns"], columns["duration_ns"]
+    columns |= {name: [row.get(name) for row in rows] for name in ("payload", "id")}
+    base = rmsnorm(blocks=1, sms=1, warps=1, resident=1)
+    spans = pl.DataFrame(columns, schema=base.spans.schema).sort("launch", "block", "warp", "sequence")
+    blocks: list[tuple[Any, ...]] = []
+    for (launch, block), part in spans.group_by("launch", "block", maintain_order=True):
+        joined = part["flags"] & 16 > 0  # ended by another warp
+        end = (part["start_ns"] + part["duration_ns"] * ~joined).max()
+        sm = (sms or {}).get(block, 0)
+        place = (launch, block, block, 0, 0, None, sm, sm)
+        blocks.append((*place, part["start_ns"].min(), end, part["warp"].n_unique(), 0))
+    times: dict[int, list[int]] = {}
+    for row in blocks:
+        times.setdefault(row[0], []).extend(row[8:10])
+    made = [(launch, 1, 1, min(ns), max(ns), 0) for launch, ns in sorted(times.items())]
+    table = sites([(name, kind) for name, kind, _ in rows_of_sites or [("work", "phase", "")]])
+    table = table.with_columns(resource=pl.Series([r for *_, r in rows_of_sites or [("", "", "")]]))
+    launches = (
+        _launches(made) if made else base.launches.with_columns(start_ns=None, end_ns=None).cast(base.launches.schema)
+    )
+    return replace(base, spans=spans, blocks=_blocks(blocks), launches=launches, sites=table)

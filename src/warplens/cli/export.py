@@ -1,0 +1,82 @@
+"""`export`: a trace for Perfetto and other tools.
+
+In: a file, a format, and which part of the trace. Out: a file or a folder; its path on stdout.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from warplens.cli.output import file_argument, finish, launch_option, open_trace, quoted
+from warplens.errors import UsageError
+
+_FORMATS: Final = ("perfetto", "parquet", "csv")
+_ENDINGS: Final = {"perfetto": ".pftrace.gz", "parquet": "-parquet", "csv": "-spans.csv"}
+_MOST_NUMBERS: Final = 1 << 20
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Numbers and ranges of them, `0,7,10-12`."""
+    if value is None:
+        return None
+    found: set[int] = set()
+    for piece in value.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise click.BadParameter(f"expected numbers such as 0,7,10-12, found {value!r:.60}", ctx, param)
+        low, high = int(first), int(last) if dash else int(first)
+        if not low <= high < low + _MOST_NUMBERS:
+            expected = f"expected a range of 1 to {_MOST_NUMBERS} numbers"
+            raise click.BadParameter(f"{expected}, found {piece.strip()!r:.60}", ctx, param)
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+@click.command()
+@file_argument
+@click.option("-t", "--format", "form", type=click.Choice(_FORMATS), required=True, help="What to write.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help="Where; a folder for parquet.")
+@launch_option
+@click.option("--sm", "sms", callback=_numbers, metavar="N,N-M", help="Only blocks on these SMs.")
+@click.option("--block", "blocks", callback=_numbers, metavar="N,N-M", help="Only these blocks.")
+@click.option("--from", "from_ns", type=int, metavar="NS", help="Only what ends after NS since the trace's origin.")
+@click.option("--to", "to_ns", type=int, metavar="NS", help="Only what begins before NS since the trace's origin.")
+@click.option(
+    "--min-duration", "min_ns", type=click.IntRange(min=0), metavar="NS", default=0, help="Only spans of NS or longer."
+)
+@click.option("--no-arguments", is_flag=True, help="perfetto: names and times alone, a third of the size.")
+@click.option("--no-gzip", is_flag=True, help="perfetto: not packed.")
+def export(
+    file: Path,
+    form: str,
+    output: Path | None,
+    launch: int | None,
+    sms: tuple[int, ...] | None,
+    blocks: tuple[int, ...] | None,
+    from_ns: int | None,
+    to_ns: int | None,
+    min_ns: int,
+    no_arguments: bool,
+    no_gzip: bool,
+) -> None:
+    """Write FILE for other tools: a trace for Perfetto, Parquet tables, or a CSV of the spans.
+
+    Without -o the result is FILE's name with .pftrace.gz, -parquet (a folder) or -spans.csv, in the current folder.
+    Spans and blocks in part inside of --from and --to are written whole.
+    """
+    from warplens.render.export import export as write
+    from warplens.render.selection import Selection
+
+    if form != "perfetto" and (no_arguments or no_gzip):
+        raise UsageError("--no-arguments and --no-gzip are for -t perfetto")
+    ending = ".pftrace" if no_gzip else _ENDINGS[form]
+    target = output or Path(f"{file.stem}{ending}")
+    selection = Selection(launch, sms, blocks, from_ns, to_ns, min_ns)
+    write(open_trace(file), target, format=form, selection=selection, arguments=not no_arguments, gzip=not no_gzip)
+    if form == "perfetto":
+        finish([target], f"open https://ui.perfetto.dev and drop {quoted(target)} on it")
+    else:
+        finish([target], f"warplens export {quoted(file)} -t perfetto")

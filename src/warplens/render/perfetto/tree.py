@@ -1,0 +1,124 @@
+"""The tree of tracks of a Perfetto trace: launches, counters, SMs, slots, warps and their lines.
+
+In: chosen tables and the spans' runs. Out: tracks with their parents and ranks, and the track of each launch, block,
+run and span aside. Numbers of tracks count from 1; siblings have different names, for Perfetto merges equal ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.render.perfetto.nesting import I64, Spans, extents, lanes
+
+_WARPS: Final = 256
+_SM_UNKNOWN: Final = 1 << 16
+_COUNTERS_RANK: Final = 1 << 16
+"""Behind any further rows of launches."""
+_FIRST_SM_RANK: Final = _COUNTERS_RANK + 2
+
+
+@dataclass(frozen=True)
+class Track:
+    """One row: where it stands among the children of its parent (0: none) is its rank."""
+
+    uuid: int
+    name: str
+    parent: int = 0
+    rank: int = 0
+    unit: str = ""
+    """Of a counter."""
+
+
+@dataclass
+class Tree:
+    """All tracks, parents first, and what lies on which."""
+
+    tracks: list[Track] = field(default_factory=list)
+    launch_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Per launch; 0 when it has no times."""
+    block_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    run_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    aside_row: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Spans with lines of their own, line after line in order of time."""
+    aside_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    blocks_counter: int = 0
+    warps_counter: int = 0
+    shared_sms: dict[int, int] = field(default_factory=dict)
+    """Track of each SM that has several slots; -1 stands for the SM that is not known."""
+    most_slots: int = 0
+
+    def add(self, name: str, parent: int = 0, rank: int = 0, *, unit: str = "") -> int:
+        """A new track's number."""
+        self.tracks.append(Track(len(self.tracks) + 1, name, parent, rank, unit))
+        return len(self.tracks)
+
+
+def grow(launches: pl.DataFrame, blocks: pl.DataFrame, spans: Spans, aside: npt.NDArray[np.bool_], title: str) -> Tree:
+    """The tree; `aside` marks the spans that need lines of their own."""
+    tree = Tree()
+    root = _add_launches(tree, launches, title)
+    tree.blocks_counter = tree.add("resident blocks", root, _COUNTERS_RANK, unit="blocks")
+    tree.warps_counter = tree.add("resident warps", root, _COUNTERS_RANK + 1, unit="warps")
+    sm = blocks["sm"].fill_null(_SM_UNKNOWN).to_numpy()
+    begin, end = extents(blocks, spans)
+    slot_of_sm = lanes(sm, begin, end, apart=True)
+    slots, slot = np.unique(sm << 32 | slot_of_sm, return_inverse=True)
+    slot_track = _add_slots(tree, root, slots)
+    tree.block_track = slot_track[slot]
+    _add_warps(tree, spans, aside, slot, slot_track)
+    return tree
+
+
+def _add_launches(tree: Tree, launches: pl.DataFrame, title: str) -> int:
+    """Tracks of launches: one that holds all, and more below it when they overlap. Returns the number of the first."""
+    root = tree.add(title)
+    tree.launch_track = np.zeros(launches.height, np.int64)
+    timed = np.flatnonzero((launches["start_ns"].is_not_null() & launches["end_ns"].is_not_null()).to_numpy())
+    begin, end = (launches[name].to_numpy()[timed].astype(np.int64) for name in ("start_ns", "end_ns"))
+    lane = lanes(np.zeros(len(timed), np.int64), begin, end, apart=True)
+    more = [tree.add(f"launches {n + 1}", root, n) for n in range(1, int(lane.max(initial=0)) + 1)]
+    tree.launch_track[timed] = np.array([root, *more])[lane]
+    return root
+
+
+def _add_slots(tree: Tree, root: int, slots: I64) -> I64:
+    """The track of each of `slots` (SM << 32 | slot, ascending): the SM's own where it has but one."""
+    out = np.zeros(len(slots), np.int64)
+    for sm in np.unique(slots >> 32).tolist():
+        mine = np.flatnonzero(slots >> 32 == sm)
+        track = tree.add("SM not known" if sm == _SM_UNKNOWN else f"SM {sm}", root, sm + _FIRST_SM_RANK)
+        out[mine] = track
+        if len(mine) > 1:
+            tree.shared_sms[-1 if sm == _SM_UNKNOWN else sm] = track
+            out[mine] = [tree.add(f"slot {n}", track, n) for n in range(len(mine))]
+        tree.most_slots = max(tree.most_slots, len(mine))
+    return out
+
+
+def _add_warps(tree: Tree, spans: Spans, aside: npt.NDArray[np.bool_], slot: I64, slot_track: I64) -> None:
+    """The tracks of warps, each followed by its lines, and what lies on them."""
+    key_of_run = slot[spans.block_row] * _WARPS + spans.warp if len(spans) else np.zeros(0, np.int64)
+    rows = np.flatnonzero(aside)
+    key = key_of_run[spans.run(rows)]
+    line = lanes(key, spans.start_ns[rows], spans.end_ns[rows])
+    keys, of_run = np.unique(key_of_run, return_inverse=True)
+    lines = np.zeros(len(keys), np.int64)
+    np.maximum.at(lines, np.searchsorted(keys, key), line + 1)
+    warp_track, parent, rank = np.zeros(len(keys), np.int64), -1, 0
+    for index, (slot_and_warp, count) in enumerate(zip(keys.tolist(), lines.tolist(), strict=True)):
+        where, warp = divmod(slot_and_warp, _WARPS)
+        parent, rank = (parent, rank) if parent == where else (where, 0)
+        above = int(slot_track[where])
+        warp_track[index] = tree.add(f"warp {warp}", above, rank)
+        for number in range(count):
+            tree.add(f"warp {warp} crossing" + (f" {number + 1}" if number else ""), above, rank + 1 + number)
+        rank += 1 + count
+    tree.run_track = warp_track[of_run]
+    order = np.lexsort((spans.end_ns[rows], spans.start_ns[rows], line, key))
+    tree.aside_row = rows[order]
+    tree.aside_track = (warp_track[np.searchsorted(keys, key)] + 1 + line)[order]
