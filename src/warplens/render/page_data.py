@@ -8,6 +8,7 @@ Must not write files or know HTML.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,8 +62,12 @@ def page_data(
     spans, rows, held, sampled = _chosen(trace, launch, blocks, max_spans)
     packer = Packer()
     origin_ns, extent_ns = _extent(spans, rows)
-    clocks = _pack_spans(packer, spans, rows, trace.sites["kind"].to_list(), origin_ns)
-    facts = _facts(trace, launch) | {
+    kinds = trace.sites["kind"].to_list()
+    with ThreadPoolExecutor(1) as pool:  # the phase table is Polars' work, packing numpy's: neither holds the lock
+        told = pool.submit(_facts, trace, launch)
+        clocks = _pack_spans(packer, spans, rows, kinds, origin_ns)
+        facts = told.result()
+    facts |= {
         "origin_ns": str(trace.origin_ns + origin_ns),
         "since_trace_ns": str(origin_ns),
         "extent_ns": extent_ns,
