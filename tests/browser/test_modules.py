@@ -63,7 +63,7 @@ def test_modules_pass_their_tests_in_node(tmp_path: Path) -> None:
     tests = str(Path(__file__).with_name("modules.test.mjs"))
     said = run("node", "--test", tests, WARPLENS_PAGE=str(PAGE), WARPLENS_CASES=str(tmp_path))
     assert "fail 0" in said
-    assert said.count("every field of every span") == len(cases)
+    assert said.count("# Subtest: every field of every span") == len(cases)
 
 
 def test_modules_pass_the_type_checker() -> None:
