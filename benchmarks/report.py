@@ -38,6 +38,8 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 SIZES = (100_000, 1_000_000, 10_000_000)
 SEED = 1
 PERIOD_NS = 6_000
+CYCLES_PER_NS = 1.98
+JITTER_CYCLES = 9
 ROUNDS = 3
 FRAMES = 120
 ROW_PIXELS = 1
@@ -72,66 +74,50 @@ PAN = """async ([frames, rows]) => {
 def tiled(size: int) -> Trace:
     """The recording tiled to `size` spans, in the shape that `decode` gives."""
     trace = warplens.open(RECORDING)
-    spans, blocks, launches = trace.spans, trace.blocks, trace.launches
-    tiles = -(-size // len(spans))
-    rng = np.random.default_rng(SEED)
-    count = len(blocks)
-    many = pl.concat(
-        [
-            spans.with_columns(
+    tiles = -(-size // len(trace.spans))
+    count = len(trace.blocks)
+    spans = jittered(
+        pl.concat(
+            trace.spans.with_columns(
                 pl.col("block") + tile * count,
                 pl.col("start_ns") + tile * PERIOD_NS,
-                pl.col("start_cycles") + tile * int(PERIOD_NS * 1.98),
+                pl.col("start_cycles") + tile * round(PERIOD_NS * CYCLES_PER_NS),
             )
             for tile in range(tiles)
-        ]
-    )
-    key = many["block"].to_numpy().astype(np.int64) << 8 | many["warp"].to_numpy()
-    last = np.append(key[1:] != key[:-1], True)
-    first = np.append(True, last[:-1])
-    # Each boundary between two phases moves; a warp's first begin and last end stay.
-    shift = rng.integers(-9, 10, len(many))
-    shift[first] = 0
-    after = np.append(shift[1:], 0)
-    after[last] = 0
-    duration = many["duration_cycles"].to_numpy()
-    shift = np.where(duration > 20, shift, 0)
-    before = np.append(0, duration[:-1])
-    shift = np.where(before > 20, shift, 0)
-    after = np.append(shift[1:], 0)
-    after[last] = 0
-    shift_ns, after_ns = np.rint(shift / 1.98).astype(np.int64), np.rint(after / 1.98).astype(np.int64)
-    many = many.with_columns(
-        start_cycles=many["start_cycles"] + shift,
-        duration_cycles=pl.Series(duration + after - shift),
-        start_ns=many["start_ns"] + shift_ns,
-        duration_ns=many["duration_ns"] + after_ns - shift_ns,
+        )
     ).head(size)
-    rows = pl.concat(
-        [
-            blocks.with_columns(
-                pl.col("block") + k * count, pl.col("x") + k * count, pl.col("start_ns", "end_ns") + k * PERIOD_NS
-            )
-            for k in range(tiles)
-        ]
-    ).filter(pl.col("block") <= many["block"][-1])
-    end = int(rows["end_ns"].to_numpy().max())
-    launches = launches.with_columns(
-        grid_x=pl.lit(tiles * count, pl.UInt32),
-        end_ns=pl.lit(end),
-        duration_ns=pl.lit(end),
-        events=pl.lit(size, pl.UInt64),
-    )
+    blocks = pl.concat(
+        trace.blocks.with_columns(
+            pl.col("block") + tile * count, pl.col("x") + tile * count, pl.col("start_ns", "end_ns") + tile * PERIOD_NS
+        )
+        for tile in range(tiles)
+    ).filter(pl.col("block") <= spans["block"][-1])
+    end = pl.lit(int(blocks["end_ns"].to_numpy().max()))
+    grid, events = pl.lit(tiles * count, pl.UInt32), pl.lit(size, pl.UInt64)
+    launches = trace.launches.with_columns(grid_x=grid, end_ns=end, duration_ns=end, events=events)
     out = Trace(trace._contents, path=Path(f"tiled_{size}.wlens"))
-    out._frames = {
-        "launches": launches,
-        "blocks": rows,
-        "spans": many,
-        "sites": trace.sites,
-        "problems": trace.problems,
-    }
+    out._frames = {"launches": launches, "blocks": blocks, "spans": spans}
+    out._frames |= {"sites": trace.sites, "problems": trace.problems}
     out._origin_ns = trace.origin_ns
     return out
+
+
+def jittered(spans: pl.DataFrame) -> pl.DataFrame:
+    """Each boundary between two spans of a warp moved by up to JITTER_CYCLES; spans too short for that stay."""
+    key = spans["block"].to_numpy().astype(np.int64) << 8 | spans["warp"].to_numpy()
+    first = np.append(True, key[1:] != key[:-1])
+    duration = spans["duration_cycles"].to_numpy()
+    wide = duration > 2 * JITTER_CYCLES
+    free = wide & np.append(False, wide[:-1]) & ~first
+    begin = np.random.default_rng(SEED).integers(-JITTER_CYCLES, JITTER_CYCLES + 1, len(spans)) * free
+    end = np.append(begin[1:], 0)  # 0 where the next span is another warp's: its begin does not move
+    begin_ns, end_ns = (np.rint(cycles / CYCLES_PER_NS).astype(np.int64) for cycles in (begin, end))
+    return spans.with_columns(
+        start_cycles=spans["start_cycles"] + begin,
+        duration_cycles=pl.Series(duration + end - begin),
+        start_ns=spans["start_ns"] + begin_ns,
+        duration_ns=spans["duration_ns"] + end_ns - begin_ns,
+    )
 
 
 def measure(browser: Any, size: int, folder: Path) -> dict[str, Any]:

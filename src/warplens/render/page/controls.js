@@ -35,7 +35,7 @@ export class Controls {
     const held = view.read(location.hash, model.size, model.facts.sites.length);
     const { launches } = model.facts;
     if (!view.filters.launch && launches.length > 1) view.filters.launch = String(this.#firstLaunch());
-    const wanted = [view.from, view.to];
+    const wanted = { from: view.from, to: view.to, y: view.y };
     this.#fields();
     timeline.look();
     timeline.resize();
@@ -45,8 +45,9 @@ export class Controls {
       timeline.arrange();
     }
     view.listeners.push((what) => this.#changed(what));
-    if (held) view.show(wanted[0], wanted[1]);
+    if (held) view.show(wanted.from, wanted.to);
     else view.fit();
+    timeline.scrollTo(wanted.y);
     this.#listen();
     this.#chosen();
     this.#siteChosen();
