@@ -140,6 +140,7 @@ def test_a_click_on_a_span_shows_its_fields_as_the_table_has_them(opened: Open, 
         assert shown["uncertainty"].endswith("ns against other SMs")
         assert tab.locator("#span-name").inner_text() == SITES[row["site"]]
         assert tab.locator("#warp tr").count() == 8
+        assert tab.locator("#warp tr[aria-current] bdi").inner_text() == SITES[row["site"]]
         assert "WARPLENS_SITES" in tab.locator("#source-text mark").inner_text()
 
 
@@ -378,6 +379,9 @@ def test_nested_ranges_and_payloads_are_shown(opened: Open) -> None:
     payload = tab.evaluate("i => warplens.model.span(i).payload", index)
     assert fields(tab)["payload"] == f"{payload} (0x{payload:x})"
     assert max(tab.evaluate("[...warplens.model.rows.level]")) >= 1
+    block, warp = tab.evaluate("i => [warplens.model.span(i).block, warplens.model.span(i).warp]", index)
+    around = trace.spans.filter((pl.col("block") == block) & (pl.col("warp") == warp))
+    assert tab.locator("#warp tr").count() == around.height  # on all levels
 
 
 def test_brackets_and_the_list_go_from_launch_to_launch(opened: Open) -> None:

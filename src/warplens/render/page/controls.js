@@ -59,7 +59,7 @@ export class Controls {
     byId("file").textContent = facts.file;
     const about = [facts.device, facts.created, `${counted(facts.spans, "span")}`, facts.note].filter(Boolean);
     byId("about").textContent = about.join(" · ");
-    byId("about").title = facts.note ?? "";
+    byId("about").title = about.join(" · ");
     byId("unit").replaceChildren(element("div", "ns"), element("div", "cycles"));
     for (const site of facts.sites) byId("names").append(element("option", null, { value: site.name.slice(0, 200) }));
     const roles = new Set(facts.groups.flatMap((/** @type {any} */ group) => Object.values(group.roles)));

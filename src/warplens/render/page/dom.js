@@ -33,7 +33,7 @@ export function byId(id) {
  * @param {string} [title]
  */
 export function isolated(name, title) {
-  return element("bdi", name, title ? { title } : {});
+  return element("bdi", name, title ? { dir: "ltr", title } : { dir: "ltr" }); // an escape in it stays readable
 }
 
 /**

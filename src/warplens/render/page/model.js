@@ -190,6 +190,30 @@ export class Model {
   }
 
   /**
+   * Spans of the same warp and block, on all levels, up to `most` before and after in each, in the order of time.
+   * @param {Span} span
+   * @param {number} most
+   */
+  spansOfWarp(span, most) {
+    const { rows, rowSegment, segmentBlock, segmentSpan, start } = this;
+    const lane = rows.lane[span.row];
+    const out = [];
+    for (let row = span.row - span.level; row < rows.lane.length; row++) {
+      if (row < 0 || rows.warp[row] !== span.warp || rows.lane[row] !== lane) {
+        if (row >= span.row) break;
+        continue; // a warp need not have spans on every level
+      }
+      for (let s = rowSegment[row]; s < rowSegment[row + 1]; s++) {
+        if (segmentBlock[s] !== span.blockRow) continue;
+        const near = firstNotBefore(start, segmentSpan[s], segmentSpan[s + 1], start[span.index]);
+        const stop = Math.min(near + most + 1, segmentSpan[s + 1]);
+        for (let i = Math.max(near - most, segmentSpan[s]); i < stop; i++) out.push(i);
+      }
+    }
+    return out.sort((a, b) => start[a] - start[b] || a - b);
+  }
+
+  /**
    * The span of a row that is open at a time, else the nearest instant within `slack` ns; -1 for none.
    * @param {number} row
    * @param {number} time

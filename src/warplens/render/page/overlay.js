@@ -86,7 +86,7 @@ function ruler(context, { view, width, theme, origin }, perNs, y, time) {
     context.fillRect(Math.round(x), time ? 16 : 36, 1, 4);
     context.fillStyle = time ? theme.ink : theme.dim;
     const text = time ? tickText(k * step, step, true) : `${tickText(k * step, step, false)}${k === first ? " cycles" : ""}`;
-    if (x + 3 < width) context.fillText(text, x + 3, y);
+    if (x + 3 + context.measureText(text).width <= width) context.fillText(text, x + 3, y);
   }
 }
 

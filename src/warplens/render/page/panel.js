@@ -158,14 +158,14 @@ function source(model, site) {
  * @param {(span: number) => void} choose
  */
 function warp(model, span, choose) {
-  const segment = model.segmentOf(span.index);
-  const first = Math.max(model.segmentSpan[segment], span.index - WARP_ROWS / 2);
-  const stop = Math.min(model.segmentSpan[segment + 1], first + WARP_ROWS);
-  const whole = stop - first === model.segmentSpan[segment + 1] - model.segmentSpan[segment];
-  byId("warp-caption").textContent = `${whole ? "all" : "some"} spans of block ${span.block}, warp ${span.warp}`;
+  const around = model.spansOfWarp(span, WARP_ROWS / 2);
+  const here = around.indexOf(span.index);
+  const first = Math.max(here - WARP_ROWS / 2, 0);
+  const shown = around.slice(first, first + WARP_ROWS);
+  byId("warp-caption").textContent = `block ${span.block}, warp ${span.warp}: spans around this one`;
   const body = byId("warp");
   body.replaceChildren();
-  for (let i = first; i < stop; i++) {
+  for (const i of shown) {
     const site = model.facts.sites[model.site[i]];
     const button = element("button", null, { type: "button" }, [swatch(site), isolated(site.name)]);
     const row = element("tr", null, i === span.index ? { "aria-current": "true" } : {}, [

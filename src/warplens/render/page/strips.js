@@ -72,7 +72,7 @@ export class Strips {
     const begin = layout.top[strip] + layout.bar - view.y;
     const rows = layout.first[strip + 1] - layout.first[strip];
     const gap = layout.rowHeight * scale >= 5 ? Math.round(scale) : 0;
-    let done = -1;
+    let done = -Infinity;
     for (let k = 0; k < rows; k++) {
       const low = Math.round((begin + k * layout.rowHeight) * scale);
       const high = Math.round((begin + (k + 1) * layout.rowHeight) * scale) - gap;
