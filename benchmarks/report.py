@@ -43,7 +43,7 @@ JITTER_CYCLES = 9
 ROUNDS = 3
 FRAMES = 120
 ROW_PIXELS = 1
-VIEWPORT = {"width": 1600, "height": 2200}
+VIEWPORT = {"width": 1600, "height": 1740}
 """Room for 900 rows of a pixel each, with the bars of their lanes."""
 
 PAN = """async ([frames, rows]) => {
@@ -76,16 +76,20 @@ def tiled(size: int) -> Trace:
     trace = warplens.open(RECORDING)
     tiles = -(-size // len(trace.spans))
     count = len(trace.blocks)
-    spans = jittered(
-        pl.concat(
-            trace.spans.with_columns(
-                pl.col("block") + tile * count,
-                pl.col("start_ns") + tile * PERIOD_NS,
-                pl.col("start_cycles") + tile * round(PERIOD_NS * CYCLES_PER_NS),
+    spans = (
+        jittered(
+            pl.concat(
+                trace.spans.with_columns(
+                    pl.col("block") + tile * count,
+                    pl.col("start_ns") + tile * PERIOD_NS,
+                    pl.col("start_cycles") + tile * round(PERIOD_NS * CYCLES_PER_NS),
+                )
+                for tile in range(tiles)
             )
-            for tile in range(tiles)
         )
-    ).head(size)
+        .head(size)
+        .rechunk()
+    )
     blocks = pl.concat(
         trace.blocks.with_columns(
             pl.col("block") + tile * count, pl.col("x") + tile * count, pl.col("start_ns", "end_ns") + tile * PERIOD_NS

@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.decode.flags import SpanFlag
@@ -21,15 +19,13 @@ from warplens.errors import UsageError
 from warplens.render.colors import WAITING_KINDS, ink_on, site_colors
 from warplens.render.escape import visible, visible_tree
 from warplens.render.page_pack import Packer
-from warplens.render.page_rows import SM_UNKNOWN, Rows, lanes_of, rows_of
+from warplens.render.page_times import pack_spans
 from warplens.render.phases import launch_groups, phase_table
 from warplens.render.pick import number_ranges, pick_launch
 from warplens.render.trust import trust_lines
 
 if TYPE_CHECKING:
     from warplens.trace import Trace
-
-I64 = npt.NDArray[np.int64]
 
 MAX_SPANS: Final = 12_000_000
 """More than the 10^7 that a page is measured to carry; beyond, blocks are sampled and the page says so."""
@@ -65,7 +61,7 @@ def page_data(
     kinds = trace.sites["kind"].to_list()
     with ThreadPoolExecutor(1) as pool:  # the phase table is Polars' work, packing numpy's: neither holds the lock
         told = pool.submit(_facts, trace, launch)
-        clocks = _pack_spans(packer, spans, rows, kinds, origin_ns)
+        clocks = pack_spans(packer, spans, rows, kinds, origin_ns)
         facts = told.result()
     facts |= {
         "origin_ns": str(trace.origin_ns + origin_ns),
@@ -135,151 +131,6 @@ def _sampled(spans: pl.DataFrame, blocks: pl.DataFrame, max_spans: int) -> tuple
     spans, blocks = (frame.filter(pl.col("block").is_in(chosen)) for frame in (spans, blocks))
     text = f"sampled: {len(spans):,} of {held:,} spans, one block in {every}"
     return spans, blocks, held, f"{text}; --launch and --blocks choose a part that is shown whole"
-
-
-def _pack_spans(
-    packer: Packer, spans: pl.DataFrame, blocks: pl.DataFrame, kinds: list[str], origin_ns: int
-) -> list[dict[str, Any]]:
-    """Adds all columns of blocks, rows and spans; returns the clock line of each launch and SM."""
-    block_row = _block_rows(spans, blocks)
-    lanes = lanes_of(blocks)
-    rows = rows_of(spans, block_row, blocks, lanes, kinds)
-    base = _first_cycles(spans["start_cycles"].to_numpy(), block_row, len(blocks))
-    lines, clock, since = _clock_lines(spans, blocks, block_row, base, origin_ns)
-    for name, values in {
-        "lane_launch": lanes.launch,
-        "lane_sm": lanes.sm,
-        "lane_slot": lanes.slot,
-        "row_lane": rows.row_lane,
-        "row_warp": rows.row_warp,
-        "row_level": rows.row_level,
-        "row_segments": rows.row_segments,
-        "segment_block": rows.segment_block,
-        "segment_spans": rows.segment_spans,
-        "block_lane": lanes.of_block,
-        "block_clock": clock,
-        "block_since": since,
-        "block_start_ns": blocks["start_ns"].to_numpy() - origin_ns,
-        "block_time_ns": (blocks["end_ns"] - blocks["start_ns"]).to_numpy(),
-        **{f"block_{n}": _filled(blocks[n], SM_UNKNOWN) for n in ("block", "sm_begin", "sm_end", "cluster", "wave")},
-    }.items():
-        packer.add(name, values)
-    _pack_times(packer, spans, rows, lines, clock, since, base, origin_ns)
-    return [
-        {"launch": int(a), "sm": int(b), "base_cycles": str(c), "offset_ns": float(d), "ns_per_cycle": float(e)}
-        for a, b, c, d, e in zip(*lines, strict=True)
-    ]
-
-
-Lines = tuple[I64, I64, I64, npt.NDArray[np.float64], npt.NDArray[np.float64]]
-"""launch, sm, base_cycles, offset_ns, ns_per_cycle of each clock line."""
-
-
-def _pack_times(
-    packer: Packer, spans: pl.DataFrame, rows: Rows, lines: Lines, clock: I64, since: I64, base: I64, origin_ns: int
-) -> None:
-    """Adds what is said of each span: what the one before it and the clock line do not already tell."""
-
-    def column(name: str) -> npt.NDArray[Any]:
-        values = spans[name].to_numpy()
-        return values if rows.order is None else values[rows.order]
-
-    first = np.cumsum(rows.segment_spans) - rows.segment_spans
-    block = np.repeat(rows.segment_block, rows.segment_spans)
-    duration, site = column("duration_cycles"), column("site")
-    start = column("start_cycles") - base[block]
-    gap = start.copy()
-    gap[1:] -= start[:-1] + duration[:-1]
-    gap[first] = start[first]
-    start += since[block]
-    line = clock[block]
-    offset_ns, ns_per_cycle = lines[3][line], lines[4][line]
-    start_ns = column("start_ns") - origin_ns
-    told_ns = _on_line(start, offset_ns, ns_per_cycle)
-    packer.add("gap", gap)
-    packer.add("site", site)
-    packer.add("duration", duration[np.argsort(site, kind="stable")])  # like beside like: a fifth smaller
-    packer.add("start_ns", start_ns - told_ns)
-    follows = np.zeros(len(gap), np.bool_)
-    follows[:-1] = gap[1:] == 0
-    follows[first[1:] - 1] = False
-    told_end = _on_line(start + duration, offset_ns, ns_per_cycle)
-    told_end[:-1] = np.where(follows[:-1], start_ns[1:], told_end[:-1])
-    told_end = np.where(duration == 0, start_ns, told_end)
-    packer.add("duration_ns", start_ns + column("duration_ns") - told_end)
-    step = column("sequence").astype(np.int64)
-    step[1:] -= step[:-1].copy() + 1
-    step[first] = column("sequence")[first]
-    packer.add("sequence", step)
-    packer.add("depth", column("depth"))
-    packer.add("flags", column("flags"))
-    for name in ("payload", "id"):
-        valid = spans[name].is_not_null()
-        if valid.any():
-            order = slice(None) if rows.order is None else rows.order
-            packer.add(f"{name}_valid", valid.to_numpy().astype(np.uint8)[order])
-            packer.add(name, spans[name].fill_null(0).to_numpy()[order])
-
-
-def _on_line(cycles: I64, offset_ns: npt.NDArray[np.float64], ns_per_cycle: npt.NDArray[np.float64]) -> I64:
-    """The same float64 operations as model.js: what both get alike needs no byte."""
-    return np.floor(offset_ns + cycles * ns_per_cycle + 0.5).astype(np.int64)
-
-
-def _block_rows(spans: pl.DataFrame, blocks: pl.DataFrame) -> I64:
-    """Row of `blocks` of each span; both are ordered by launch and block."""
-    launch, block = spans["launch"].to_numpy(), spans["block"].to_numpy()
-    change = np.ones(len(block), np.bool_)
-    change[1:] = (block[1:] != block[:-1]) | (launch[1:] != launch[:-1])
-    first = np.flatnonzero(change)
-    keys = blocks["launch"].to_numpy().astype(np.int64) << 32 | blocks["block"].to_numpy()
-    wanted = launch[first].astype(np.int64) << 32 | block[first]
-    found = np.searchsorted(keys, wanted)
-    return np.repeat(found, np.diff(np.append(first, len(block))))
-
-
-def _first_cycles(start: I64, block_row: I64, blocks: int) -> I64:
-    """The lowest start of each block's spans; 0 for blocks without any."""
-    base = np.zeros(blocks, np.int64)
-    if len(start):
-        first = np.flatnonzero(np.append(True, np.diff(block_row) != 0))
-        base[block_row[first]] = np.minimum.reduceat(start, first)
-    return base
-
-
-def _clock_lines(
-    spans: pl.DataFrame, blocks: pl.DataFrame, block_row: I64, base: I64, origin_ns: int
-) -> tuple[Lines, I64, I64]:
-    """A straight line for each launch and SM through its first and last span; line and cycles since its base of each
-    block. It need not be the decoder's: what it misses is packed beside it."""
-    sm = blocks["sm_end"].fill_null(blocks["sm_begin"]).cast(pl.Int64).fill_null(SM_UNKNOWN).to_numpy()
-    key, line = np.unique(np.stack([blocks["launch"].to_numpy().astype(np.int64), sm]), axis=1, return_inverse=True)
-    line = line.reshape(-1).astype(np.int64)
-    count = key.shape[1]
-    lowest, ns_at, rate = np.zeros(count, np.int64), np.zeros(count), np.full(count, 0.5)
-    if len(spans):
-        place = np.flatnonzero(np.append(True, np.diff(block_row) != 0))  # the first span of each block
-        row, cycles = block_row[place], spans["start_cycles"].to_numpy()[place]
-        ns = (spans["start_ns"].to_numpy()[place] - origin_ns).astype(np.float64)
-        last = np.append(place[1:], len(spans)) - 1
-        row, cycles = np.tile(row, 2), np.append(cycles, spans["start_cycles"].to_numpy()[last])
-        ns = np.append(ns, spans["start_ns"].to_numpy()[last] - origin_ns)
-        order = np.lexsort((cycles, line[row]))
-        begin = np.flatnonzero(np.append(True, np.diff(line[row][order]) != 0))
-        low, high = order[begin], order[np.append(begin[1:], len(order)) - 1]
-        which = line[row][low]
-        length = (cycles[high] - cycles[low]).astype(np.float64)
-        with np.errstate(all="ignore"):
-            slope = np.where(length > 0, (ns[high] - ns[low]) / length, 0.5)
-        rate[which] = np.where(np.isfinite(slope) & (slope > 0), slope, 0.5)
-        lowest[which] = cycles[low]
-        missed = ns - (cycles - lowest[line[row]]) * rate[line[row]]
-        ns_at = np.bincount(line[row], missed, count) / np.maximum(np.bincount(line[row], minlength=count), 1)
-    return (key[0], key[1], lowest, ns_at, rate), line, base - lowest[line]
-
-
-def _filled(values: pl.Series, nothing: int) -> I64:
-    return values.cast(pl.Int64).fill_null(nothing).to_numpy()
 
 
 def _facts(trace: Trace, launch: int | None) -> dict[str, Any]:

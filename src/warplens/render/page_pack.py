@@ -35,8 +35,8 @@ class Packer:
         values = np.ascontiguousarray(values)
         signed = bool(len(values)) and values.dtype.kind == "i" and int(values.min()) < 0
         if signed:
-            wide = values.astype(np.int64, copy=False)
-            values = ((wide << 1) ^ (wide >> 63)).view(np.uint64)
+            bits = 8 * values.dtype.itemsize
+            values = ((values << 1) ^ (values >> (bits - 1))).view(f"u{bits // 8}")
         highest = int(values.max()) if len(values) else 0
         width = max((highest.bit_length() + 7) // 8, 1)
         narrow = values.astype(next(t for t, bits in _TYPES if bits >= 8 * width), copy=False)

@@ -21,6 +21,8 @@ I64 = npt.NDArray[np.int64]
 SM_UNKNOWN: Final = -1
 MAX_LEVELS: Final = 64
 """Deeper spans share the last level: the row would be taller than a screen."""
+PIECE: Final = 1 << 16
+"""Spans worked on at a time: their columns stay in the second-level cache, and no fresh memory is touched."""
 _BASE_KINDS: Final = ("phase", "wait")
 
 
@@ -35,13 +37,24 @@ class Lanes:
 
 
 @dataclass(frozen=True)
+class Tracks:
+    """Runs of spans of one block and one warp, in the order of the spans: where each begins, its row of `blocks`."""
+
+    first: I64
+    block: I64
+    warp: I64
+
+
+@dataclass(frozen=True)
 class Rows:
     """The order of spans on the page, and where rows and blocks begin in it.
 
-    A segment is what one block put into one row. `order` gives the spans' places in the input (None: as they are).
+    A segment is what one block put into one row: `segment_spans` spans from place `segment_first` on, of the spans as
+    they are or, where there is an `order`, of `order`.
     """
 
     order: I64 | None
+    segment_first: I64
     segment_block: I64
     segment_spans: I64
     row_lane: I64
@@ -75,45 +88,49 @@ def lanes_of(blocks: pl.DataFrame) -> Lanes:
     return Lanes(keys[0], keys[1], keys[2], of_block.reshape(-1).astype(np.int64))
 
 
-def rows_of(spans: pl.DataFrame, block_row: I64, blocks: pl.DataFrame, lanes: Lanes, kinds: list[str]) -> Rows:
-    """Rows of `spans`; `block_row` is the row of `blocks` that each span belongs to."""
+def tracks_of(spans: pl.DataFrame, blocks: pl.DataFrame) -> Tracks:
+    """The tracks of `spans`; `blocks` is ordered by launch and block, as the spans are."""
+    launch, block, warp = (spans[name].to_numpy() for name in ("launch", "block", "warp"))
+    first = np.flatnonzero(_changes(launch) | _changes(block) | _changes(warp))
+    keys = blocks["launch"].to_numpy().astype(np.int64) << 32 | blocks["block"].to_numpy()
+    wanted = launch[first].astype(np.int64) << 32 | block[first]
+    return Tracks(first, np.searchsorted(keys, wanted), warp[first].astype(np.int64))
+
+
+def rows_of(spans: pl.DataFrame, tracks: Tracks, blocks: pl.DataFrame, lanes: Lanes, kinds: list[str]) -> Rows:
+    """Rows of `spans`."""
     size = len(spans)
-    warp = spans["warp"].to_numpy()
-    first = np.flatnonzero(_changes(block_row) | _changes(warp))
-    start_ns = spans["start_ns"].to_numpy()
-    end_ns = start_ns + spans["duration_ns"].to_numpy()
-    inner = np.ones(max(size - 1, 0), np.bool_)
-    inner[first[1:] - 1] = False
-    apart = bool((start_ns[1:] >= end_ns[:-1])[inner].all())
+    first, track = tracks.first, np.arange(len(tracks.first))
+    start_ns, duration_ns = spans["start_ns"].to_numpy(), spans["duration_ns"].to_numpy()
     order: I64 | None = None
     level = np.zeros(len(first), np.int64)
-    if not apart:
-        track = np.repeat(np.arange(len(first)), np.diff(np.append(first, size)))
-        levels = _levels(track, start_ns, end_ns, spans["site"].to_numpy(), kinds)
-        order = np.lexsort((start_ns, levels, track)).astype(np.int64)
-        track, levels = track[order], levels[order]
-        first = np.flatnonzero(_changes(track) | _changes(levels))
-        level = levels[first]
+    if not _apart(start_ns, duration_ns, first):
+        of_span = np.repeat(track, np.diff(np.append(first, size)))
+        levels = _levels(of_span, start_ns, start_ns + duration_ns, spans["site"].to_numpy(), kinds)
+        order = np.lexsort((start_ns, levels, of_span)).astype(np.int64)
+        of_span, levels = of_span[order], levels[order]
+        first = np.flatnonzero(_changes(of_span) | _changes(levels))
+        track, level = of_span[first], levels[first]
     counts = np.diff(np.append(first, size))
-    at = first if order is None else order[first]
-    seg_block, seg_warp = block_row[at], warp[at].astype(np.int64)
-    begin = blocks["start_ns"].to_numpy()[seg_block]
-    lane = lanes.of_block[seg_block]
-    sorting = np.lexsort((begin, level, seg_warp, lane))
-    if (np.diff(sorting) != 1).any():
-        gather = _ranges(first[sorting], counts[sorting])
-        order = gather if order is None else order[gather]
-    lane, seg_warp, level, counts, seg_block = (v[sorting] for v in (lane, seg_warp, level, counts, seg_block))
-    begins = np.flatnonzero(_changes(lane) | _changes(seg_warp) | _changes(level))
-    return Rows(
-        order,
-        seg_block,
-        counts,
-        lane[begins],
-        seg_warp[begins],
-        level[begins],
-        np.diff(np.append(begins, len(lane))),
-    )
+    block, warp = tracks.block[track], tracks.warp[track]
+    lane, begin = lanes.of_block[block], blocks["start_ns"].to_numpy()[block]
+    sorting = np.lexsort((begin, level, warp, lane))
+    first, lane, warp, level, counts, block = (v[sorting] for v in (first, lane, warp, level, counts, block))
+    begins = np.flatnonzero(_changes(lane) | _changes(warp) | _changes(level))
+    segments = np.diff(np.append(begins, len(lane)))
+    return Rows(order, first, block, counts, lane[begins], warp[begins], level[begins], segments)
+
+
+def _apart(start: I64, duration: I64, first: I64) -> bool:
+    """Whether every span of a track begins at or after the end of the one before it."""
+    begins = np.zeros(len(start) + 1, np.bool_)
+    begins[first] = True
+    for low in range(0, len(start) - 1, PIECE):
+        high = min(low + PIECE, len(start) - 1)
+        late = start[low + 1 : high + 1] < start[low:high] + duration[low:high]
+        if (late & ~begins[low + 1 : high + 1]).any():
+            return False
+    return True
 
 
 def _levels(track: I64, start: I64, end: I64, site: npt.NDArray[Any], kinds: list[str]) -> I64:
@@ -164,7 +181,7 @@ def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return out
 
 
-def _ranges(first: I64, counts: I64) -> I64:
+def ranges(first: I64, counts: I64) -> I64:
     """first[0], first[0] + 1, ... (counts[0] of them), first[1], ..."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0

@@ -123,10 +123,11 @@ export class Strips {
    * @param {{from: number, to: number}} view
    */
   #line(line, row, blocks, paint, view) {
-    const { start, rowSpan, rowSegment, segmentSpan, segmentBlock } = this.model;
+    const { start, end, rowSpan, rowSegment, segmentSpan, segmentBlock } = this.model;
     const low = rowSpan[row];
     const stop = rowSpan[row + 1];
-    const first = Math.max(low, firstAfter(start, low, stop, view.from) - 1);
+    const after = firstAfter(start, low, stop, view.from);
+    const first = after > low && end[after - 1] > view.from ? after - 1 : after;
     const last = firstNotBefore(start, first, stop, view.to);
     if (!blocks) {
       this.#spans(line, row, first, last, paint, view);
@@ -168,14 +169,20 @@ export class Strips {
       }
       return;
     }
+    const colors = paint.site;
     for (let i = first; i < last; i++) {
-      const x0 = Math.max(Math.round((start[i] - view.from) * perNs), 0);
-      const x1 = Math.min(Math.max(Math.round((end[i] - view.from) * perNs), x0 + 1), width);
-      const which = site[i];
-      const color = paint.site[which];
-      if (!color) continue; // a hidden site
-      for (let x = x0; x < x1; x++) line[x] = color;
-      if (x1 - x0 >= HATCHED_PIXELS && paint.hatch[which] !== color) this.waits.push(x0, x1, which);
+      // Only the first and the last can leave the window: a million of these a frame, so each comparison counts.
+      let x0 = i === first ? Math.max(Math.round((start[i] - view.from) * perNs), 0) : ((start[i] - view.from) * perNs + 0.5) | 0;
+      const x1 = Math.min((Math.min(end[i], view.to) - view.from) * perNs + 0.5, width) | 0;
+      const color = colors[site[i]];
+      if (color === 0) continue; // a hidden site
+      if (x1 - x0 < HATCHED_PIXELS) {
+        do line[x0] = color;
+        while (++x0 < x1);
+        continue;
+      }
+      line.fill(color, x0, x1);
+      if (paint.hatch[site[i]] !== color) this.waits.push(x0, x1, site[i]);
     }
   }
 

@@ -7,7 +7,7 @@ import { byId } from "./dom.js";
 import { counted, grouped, rangesOf, shortNs } from "./format.js";
 import { firstNotBefore } from "./model.js";
 import { drawOverlay, drawRuler } from "./overlay.js";
-import { drawOverview, sharesOf } from "./overview.js";
+import { Overview, sharesOf } from "./overview.js";
 import { Layout } from "./rows.js";
 import { Strips } from "./strips.js";
 import { ROW_HEIGHTS } from "./view.js";
@@ -34,8 +34,7 @@ export class Timeline {
     this.strips = new Strips(model, levels);
     /** @type {Hover} */
     this.hover = null;
-    /** @type {import("./overview.js").Shares | null} */
-    this.shares = null;
+    this.overview = new Overview();
     this.marks = marksOf(model);
     this.canvases = Object.fromEntries(["overview", "ruler", "gutter", "pixels", "strokes"].map((id) => [id, byId(id)]));
     this.contexts = Object.fromEntries(
@@ -87,10 +86,11 @@ export class Timeline {
     }
     this.view.limits = low <= high ? [low, Math.max(high, low + 1)] : [0, 1];
     const count = () => {
-      this.shares = sharesOf(this.model, launch, this.view.limits[0], this.view.limits[1]);
+      this.overview.shares = sharesOf(this.model, launch, this.view.limits[0], this.view.limits[1]);
+      this.overview.drawn = "";
       this.draw();
     };
-    this.shares = null;
+    this.overview.shares = null;
     if (this.model.size > LATER) setTimeout(count, 50); // first the page, then its overview
     else count();
   }
@@ -145,7 +145,7 @@ export class Timeline {
     const scene = { model, view, layout, theme, hover, marks, origin, rate, width, height };
     drawOverlay(contexts.strokes, scene);
     drawRuler(contexts.ruler, scene);
-    drawOverview(contexts.overview, this.shares, theme, view, this.canvases.overview.clientWidth, this.canvases.overview.clientHeight);
+    this.overview.draw(contexts.overview, theme, view, this.canvases.overview.clientWidth, this.canvases.overview.clientHeight);
     this.gutter();
   }
 
