@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from warplens.kernel import Kernel as Kernel
     from warplens.render.export import export as export
     from warplens.render.plots import plot as plot
+    from warplens.render.report import report as report
     from warplens.render.selection import Selection as Selection
     from warplens.trace import Trace as Trace
     from warplens.trace import open as open
@@ -30,6 +31,7 @@ _HOMES = {
     "get_include": "warplens.capture.compile",
     "open": "warplens.trace",
     "plot": "warplens.render.plots",
+    "report": "warplens.render.report",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

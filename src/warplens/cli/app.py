@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("warplens.cli.demo", "See inside an RMSNorm kernel: record it here, or open the bundled recording."),
     "summary": ("warplens.cli.look", "Print how far a trace can be trusted, and where its blocks spent their time."),
     "show": ("warplens.cli.look", "Print the warps of one block as a timeline."),
+    "report": ("warplens.cli.report", "Write one page that shows a trace in any browser, offline."),
     "plot": ("warplens.cli.look", "Draw all blocks of a launch, or the warps of one block, as PNG or SVG."),
     "export": ("warplens.cli.export", "Write a trace for Perfetto, as Parquet tables, or its spans as CSV."),
     "info": ("warplens.cli.ask", "Print what a file is: device, versions, kernels, launches, members."),

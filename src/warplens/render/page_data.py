@@ -1,0 +1,184 @@
+"""What a page knows of a trace: tables as JSON-able facts, spans and blocks as packed columns.
+
+In: a Trace and which launch and blocks of it. Out: `PageData`. Times are ns from `origin_ns`, cycles from the first
+of their SM in the launch; both come out of the page exactly as they stand in the trace (a test compares them).
+Must not write files or know HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.decode.flags import SpanFlag
+from warplens.errors import UsageError
+from warplens.render.colors import WAITING_KINDS, ink_on, site_colors
+from warplens.render.escape import visible, visible_tree
+from warplens.render.page_pack import Packer
+from warplens.render.page_times import pack_spans
+from warplens.render.phases import launch_groups, phase_table
+from warplens.render.pick import number_ranges, pick_launch
+from warplens.render.trust import trust_lines
+
+if TYPE_CHECKING:
+    from warplens.trace import Trace
+
+MAX_SPANS: Final = 12_000_000
+"""More than the 10^7 that a page is measured to carry; beyond, blocks are sampled and the page says so."""
+MAX_PROBLEMS: Final = 5000
+MAX_NAME: Final = 20_000
+MAX_SOURCE_CHARACTERS: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class PageData:
+    """`facts` is JSON; `columns` says how `streams` hold the numbers; `shown` of `held` spans; `sampled` in words."""
+
+    facts: dict[str, Any]
+    columns: dict[str, dict[str, Any]]
+    streams: list[str]
+    shown: int
+    held: int
+    sampled: str
+
+
+def page_data(
+    trace: Trace, *, launch: int | None = None, blocks: Sequence[int] | None = None, max_spans: int = MAX_SPANS
+) -> PageData:
+    """The data of a page over the whole trace, one launch, or some blocks.
+
+    Raises UsageError for a launch or blocks that the trace does not hold.
+    """
+    if launch is not None:
+        pick_launch(trace, launch)
+    spans, rows, held, sampled = _chosen(trace, launch, blocks, max_spans)
+    packer = Packer()
+    origin_ns, extent_ns = _extent(spans, rows)
+    kinds = trace.sites["kind"].to_list()
+    with ThreadPoolExecutor(1) as pool:  # the phase table is Polars' work, packing numpy's: neither holds the lock
+        told = pool.submit(_facts, trace, launch)
+        clocks = pack_spans(packer, spans, rows, kinds, origin_ns)
+        facts = told.result()
+    facts |= {
+        "origin_ns": str(trace.origin_ns + origin_ns),
+        "since_trace_ns": str(origin_ns),
+        "extent_ns": extent_ns,
+        "clocks": clocks,
+        "spans": len(spans),
+        "held": held,
+        "sampled": sampled,
+        "window": _window(launch, blocks),
+    }
+    return PageData(facts, packer.columns, packer.streams(), len(spans), held, sampled)
+
+
+def _extent(spans: pl.DataFrame, blocks: pl.DataFrame) -> tuple[int, int]:
+    """The first instant of the page, since the trace's origin, and how long the page lasts."""
+    first, last = [], []
+    if len(spans):
+        start_ns = spans["start_ns"].to_numpy()
+        first.append(int(start_ns.min()))
+        last.append(int((start_ns + spans["duration_ns"].to_numpy()).max()))
+    if len(blocks):
+        first.append(int(blocks["start_ns"].to_numpy().min()))
+        last.append(int(blocks["end_ns"].to_numpy().max()))
+    return (min(first), max(last) - min(first)) if first else (0, 0)
+
+
+def _window(launch: int | None, blocks: Sequence[int] | None) -> str:
+    parts = [] if launch is None else [f"launch {launch}"]
+    parts += [] if blocks is None else [f"blocks {number_ranges(sorted(set(blocks)), limit=12)}"]
+    return ", ".join(parts)
+
+
+def _chosen(
+    trace: Trace, launch: int | None, wanted: Sequence[int] | None, max_spans: int
+) -> tuple[pl.DataFrame, pl.DataFrame, int, str]:
+    """Spans and their blocks (sorted by launch and block), how many spans there were, and what was left out."""
+    spans, blocks = trace.spans, trace.blocks.sort("launch", "block")
+    if launch is not None and trace.launches.height > 1:
+        spans, blocks = (frame.filter(pl.col("launch") == launch) for frame in (spans, blocks))
+    if wanted is not None:
+        known = set(blocks["block"].unique().to_list())
+        unknown = sorted(set(wanted) - known)
+        if unknown:
+            there = number_ranges(sorted(known), limit=6) or "none"
+            raise UsageError(f"blocks {number_ranges(unknown)} were not recorded: there are {there}")
+        chosen = pl.Series(sorted(set(wanted)), dtype=pl.UInt32).implode()
+        spans, blocks = (frame.filter(pl.col("block").is_in(chosen)) for frame in (spans, blocks))
+    if len(spans) <= max_spans:
+        return spans, blocks, len(spans), ""
+    return _sampled(spans, blocks, max_spans)
+
+
+def _sampled(spans: pl.DataFrame, blocks: pl.DataFrame, max_spans: int) -> tuple[pl.DataFrame, pl.DataFrame, int, str]:
+    """Whole blocks, evenly taken by their index, until the page can carry them."""
+    held = len(spans)
+    counts = spans.group_by("block").agg(pl.len().alias("n")).sort("block")
+    every = -(-held // max_spans)
+    while (kept := counts.gather_every(every))["n"].sum() > max_spans:
+        if kept.height == 1:
+            raise UsageError(
+                f"block {kept['block'][0]} alone has {kept['n'][0]:,} spans and a page carries {max_spans:,}: "
+                "choose a launch, or record fewer iterations"
+            )
+        every += 1
+    chosen = kept["block"].implode()
+    spans, blocks = (frame.filter(pl.col("block").is_in(chosen)) for frame in (spans, blocks))
+    text = f"sampled: {len(spans):,} of {held:,} spans, one block in {every}"
+    return spans, blocks, held, f"{text}; --launch and --blocks choose a part that is shown whole"
+
+
+def _facts(trace: Trace, launch: int | None) -> dict[str, Any]:
+    """Everything but spans and blocks, its strings made visible."""
+    sites = trace.sites
+    colors = site_colors(sites["name"].to_list(), sites["kind"].to_list())
+    launches = trace.launches if launch is None else trace.launches.filter(pl.col("launch") == launch)
+    problems = trace.problems
+    if launch is not None:
+        problems = problems.filter((pl.col("launch") == launch) | pl.col("launch").is_null())
+    files = set(sites["file"].to_list())
+    return {
+        "note": None if trace.note is None else visible(trace.note, limit=2000),
+        "created": visible(trace.manifest.get("created")),
+        "device": visible((trace.manifest.get("device") or {}).get("name"), limit=100),
+        "sites": [
+            {key: visible(row[key], limit=MAX_NAME) for key in ("name", "kind", "resource", "file", "site_set")}
+            | {"line": row["line"], "color": color, "ink": ink_on(color), "waits": row["kind"] in WAITING_KINDS}
+            for row, color in zip(sites.iter_rows(named=True), colors, strict=True)
+        ],
+        "launches": [_plain(row) for row in launches.to_dicts()],
+        "trust": [
+            {"label": t.label, "level": t.level, "text": t.text, "brief": t.brief} for t in trust_lines(trace, launch)
+        ],
+        "groups": _groups(trace, launch),
+        "problems": [_plain(row) for row in problems.head(MAX_PROBLEMS).to_dicts()],
+        "problem_rows": problems.height,
+        "flags": {flag.name: flag.value for flag in SpanFlag},
+        "sources": {
+            visible(name, limit=MAX_NAME): [visible(line, limit=2000) for line in text.expandtabs(4).splitlines()]
+            for name, text in trace.sources.items()
+            if name in files and len(text) <= MAX_SOURCE_CHARACTERS
+        },
+    }
+
+
+def _groups(trace: Trace, launch: int | None) -> list[dict[str, Any]]:
+    """The phase table of each group of launches."""
+    out = []
+    for group in launch_groups(trace, launch):
+        rows = phase_table(trace, group, by_role=False).to_dicts()
+        roles = {str(warp): role for warp, role in group.roles.items()}
+        kernel = visible(group.first["kernel"], limit=MAX_NAME)
+        out.append({"kernel": kernel, "launches": list(group.launches), "roles": roles, "rows": visible_tree(rows)})
+    return out
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose strings are visible and whose integers JavaScript can hold, or are text."""
+    wide = {k: str(v) for k, v in row.items() if isinstance(v, int) and abs(v) >= 1 << 53}
+    return {**visible_tree(row), **wide}

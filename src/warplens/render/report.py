@@ -1,0 +1,128 @@
+"""One page that shows a trace: a file that any browser opens from disk, with no network.
+
+In: a Trace, a path, and which part of the trace. Out: one HTML file, written whole or not at all. The page's own code
+lies in `page/`: ES modules that are put one after the other here. Its content security policy names the hashes of
+that one script and that one style sheet and forbids all else; what comes out of the trace is data, never markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import html
+import json
+import math
+import os
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from warplens.errors import FileError, UsageError
+from warplens.render.escape import visible
+from warplens.render.page_data import page_data
+
+if TYPE_CHECKING:
+    from warplens.trace import Trace
+
+PAGE: Final = Path(__file__).parent / "page"
+SUFFIXES: Final = (".html", ".htm")
+_IMPORT: Final = re.compile(r'^import (?:\{[^}]*\} from )?"\./([\w-]+\.js)";\n', re.MULTILINE)
+_DOCUMENTATION: Final = re.compile(r"/\*\*.*?\*/[ \t]*\n?", re.DOTALL)
+_EXPORT: Final = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The page that was written, how many spans it shows of how many, and what was left out, in words."""
+
+    path: Path
+    spans: int
+    held: int
+    sampled: str
+
+
+def report(trace: Trace, path: str | Path, *, launch: int | None = None, blocks: Sequence[int] | None = None) -> Report:
+    """Write a page that shows `trace` in a browser to `path` (`.html`): one file, offline.
+
+    `launch` and `blocks` (linear indices) choose a part of it. A page carries 12 million spans; of more, one block in
+    so many is shown, and `Report.sampled` and the page say so. Raises UsageError for another suffix, or a launch or
+    blocks that the trace does not hold, FileError when `path` cannot be written.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"a report is a page: the name {visible(target.name)!r} must end in {' or '.join(SUFFIXES)}")
+    data = page_data(trace, launch=launch, blocks=blocks)
+    source = getattr(trace, "path", None)
+    name = source.name if source is not None else "trace"
+    facts = data.facts | {"file": visible(name, limit=400), "columns": data.columns}
+    _write(target, page_text(f"{visible(name)} - warplens", facts, data.streams))
+    return Report(target, data.shown, data.held, data.sampled)
+
+
+def page_text(title: str, facts: dict[str, Any], streams: list[str]) -> list[str]:
+    """The page in pieces: markup, one element with the facts, one a stream, and the script."""
+    template = (PAGE / "page.html").read_text(encoding="utf-8")
+    script, style = bundle(), (PAGE / "page.css").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    known = {"title": html.escape(title), "policy": policy, "style": style}
+    head, tail = re.sub(r"\{\{(\w+)\}\}", lambda m: known.get(m[1], m[0]), template).split("{{data}}")
+    text = json.dumps(_finite(facts), separators=(",", ":"), allow_nan=False)
+    # The facts travel as a stream too: small, and no text of a stranger stands in the markup.
+    packed = base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+    data = [f'<script type="text/plain" id="facts-data">{packed}</script>\n']
+    data += [f'<script type="text/plain" class="stream">{stream}</script>\n' for stream in streams]
+    return [head, *data, tail.replace("{{script}}", script)]
+
+
+def bundle() -> str:
+    """All modules as one: in the order of their imports, without `import`, `export` and documentation.
+
+    Top-level names are therefore unique over all modules, and an import never renames.
+    """
+    done: dict[str, str] = {}
+
+    def visit(name: str) -> None:
+        if name in done:
+            return
+        text = (PAGE / name).read_text(encoding="utf-8")
+        done[name] = ""
+        for needed in _IMPORT.findall(text):
+            visit(needed)
+        del done[name]
+        done[name] = _EXPORT.sub("", _DOCUMENTATION.sub("", _IMPORT.sub("", text)))
+
+    visit("main.js")
+    return "\n".join(["", *done.values()])
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for what JSON has no word for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _write(target: Path, pieces: list[str]) -> None:
+    part = target.with_name(f".warplens-{os.getpid()}.part")  # short: `target` may have as long a name as can be
+    try:
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(pieces)
+        part.replace(target)
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):  # the folder is none, or its name is too long
+            part.unlink(missing_ok=True)

@@ -1,0 +1,230 @@
+/**
+ * The page's modules without a browser. WARPLENS_PAGE is their folder; WARPLENS_CASES holds pages (*.html) and what
+ * the trace says of each span of them (*.json), both written by test_modules.py.
+ */
+
+import assert from "node:assert/strict";
+import { readFileSync, readdirSync } from "node:fs";
+import { test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+const load = (name) => import(pathToFileURL(`${process.env.WARPLENS_PAGE}/${name}`).href);
+const { bytesOf, inflate, isConstant, numbersOf } = await load("codec.js");
+const { Model, below, firstAfter, firstNotBefore, spread, sums } = await load("model.js");
+const { pyramidOf } = await load("pyramid.js");
+const { Layout } = await load("rows.js");
+const { View } = await load("view.js");
+const { neighbour, nextSlowest, spreadOf } = await load("steps.js");
+const { sharesOf } = await load("overview.js");
+const format = await load("format.js");
+const { mixed, pixel } = await load("theme.js");
+
+const cases = process.env.WARPLENS_CASES;
+const names = readdirSync(cases).filter((name) => name.endsWith(".html"));
+
+async function opened(name) {
+  const text = readFileSync(`${cases}/${name}`, "utf8");
+  const [, packed] = /id="facts-data">([^<]*)</.exec(text);
+  const facts = JSON.parse(new TextDecoder().decode(await inflate(bytesOf(packed))));
+  const streams = [...text.matchAll(/class="stream">([^<]*)</g)].map((found) => inflate(bytesOf(found[1])));
+  return new Model(facts, await Promise.all(streams));
+}
+
+const all = { launch: null, sm: null, block: null, warp: null };
+
+/** One lane, rows of spans given as [start, end, site]; cycles are twice the ns. */
+function small(rows, sites = 4) {
+  const spans = rows.flat();
+  const first = sums(rows.map((row) => row.length));
+  return {
+    facts: { sites: Array.from({ length: sites }, (_, i) => ({ name: `s${i}` })), launches: [{ launch: 0 }] },
+    size: spans.length,
+    start: Uint32Array.from(spans, (s) => s[0]),
+    end: Uint32Array.from(spans, (s) => s[1]),
+    cycles: Uint32Array.from(spans, (s) => 2 * (s[1] - s[0])),
+    site: Uint8Array.from(spans, (s) => s[2]),
+    flags: null,
+    rowSpan: first,
+    lanes: { launch: [0], sm: [5], slot: [0] },
+    rows: { lane: rows.map(() => 0), warp: rows.map((_, i) => i), level: rows.map(() => 0) },
+    blocks: { block: [0], lane: [0] },
+  };
+}
+
+for (const name of names) {
+  test(`every field of every span of ${name} is that of the trace`, async () => {
+    const model = await opened(name);
+    const told = JSON.parse(readFileSync(`${cases}/${name.replace(".html", ".json")}`, "utf8"));
+    const key = (s) => [s.launch, s.block, s.warp, s.sequence, s.site, s.start_ns].join("/");
+    const wanted = new Map(told.map((s) => [key(s), s]));
+    assert.equal(model.size, told.length);
+    for (let i = 0; i < model.size; i++) {
+      const s = model.span(i);
+      const seen = {
+        launch: s.launch,
+        block: s.block,
+        warp: s.warp,
+        sequence: s.sequence,
+        site: s.site,
+        depth: s.depth,
+        start_ns: String(s.startNs),
+        start_cycles: String(s.startCycles),
+        duration_cycles: s.durationCycles,
+        duration_ns: s.durationNs,
+        payload: s.payload,
+        id: s.id,
+        flags: s.flags,
+      };
+      assert.deepEqual(seen, wanted.get(key(seen)));
+    }
+  });
+
+  test(`no two spans of a row of ${name} overlap`, async () => {
+    const model = await opened(name);
+    for (let row = 0; row + 1 < model.rowSpan.length; row++) {
+      for (let i = model.rowSpan[row] + 1; i < model.rowSpan[row + 1]; i++) {
+        assert.ok(model.start[i] >= model.end[i - 1], `row ${row}, span ${i}`);
+      }
+    }
+  });
+}
+
+test("columns: constant planes, zigzag, and more than 32 bits", () => {
+  const streams = [Uint8Array.of(1, 2, 3), Uint8Array.of(0, 1)];
+  assert.deepEqual([...numbersOf({ n: 3, signed: false, planes: [[0]] }, streams)], [1, 2, 3]);
+  assert.deepEqual([...numbersOf({ n: 3, signed: true, planes: [[0]] }, streams)], [-1, 1, -2]);
+  assert.deepEqual([...numbersOf({ n: 3, signed: false, planes: [[0], 1] }, streams)], [257, 258, 259]);
+  assert.deepEqual([...numbersOf({ n: 3, signed: false, planes: [0, 0, 0, 0, [0]] }, streams)], [1, 2, 3].map((x) => x * 2 ** 32));
+  assert.deepEqual([...numbersOf({ n: 2, signed: true, planes: [0xff, 0xff, 0xff, 0xff, 0xff] }, streams)], [-(2 ** 39), -(2 ** 39)]);
+  assert.deepEqual([...numbersOf({ n: 2, signed: false, planes: [0xff, 0xff, 0xff, 0xff] }, streams)], [2 ** 32 - 1, 2 ** 32 - 1]);
+  assert.deepEqual([...numbersOf({ n: 5, signed: false, planes: [[0, 1]] }, streams)], [1, 2, 3, 0, 1]);
+  assert.deepEqual([...numbersOf({ n: 0, signed: false, planes: [0] }, streams)], []);
+  assert.ok(isConstant({ n: 3, signed: false, planes: [7, 0] }, 7));
+  assert.ok(!isConstant({ n: 3, signed: false, planes: [[0]] }, 1));
+});
+
+test("values ordered by site return to their spans", () => {
+  assert.deepEqual([...spread(Uint32Array.of(10, 11, 20, 21), Uint8Array.of(1, 0, 1, 0), 2)], [20, 10, 21, 11]);
+});
+
+test("searches find the edges", () => {
+  assert.equal(below([0, 3, 3, 7], 3), 2);
+  assert.equal(below([0, 3, 3, 7], 6), 2);
+  assert.equal(firstAfter([1, 2, 2, 5], 0, 4, 2), 3);
+  assert.equal(firstNotBefore([1, 2, 2, 5], 0, 4, 2), 1);
+  assert.equal(firstNotBefore([1, 2, 2, 5], 0, 4, 9), 4);
+});
+
+test("a group of spans takes the site that most of its time is in", () => {
+  const levels = pyramidOf(small([[[0, 10, 1], [10, 13, 2], [13, 14, 1], [14, 20, 2], [20, 21, 3]], [[0, 5, 0]]]));
+  assert.deepEqual([...levels[0].site], [1, 3, 0]); // 11 of site 1, 9 of site 2; then a group of one; then the other row
+  assert.deepEqual([...levels[1].site], [1, 0]);
+  assert.equal(levels.length, 2);
+});
+
+test("rows stand where they are looked for, at every height", () => {
+  for (const height of [0.25, 1, 3, 14]) {
+    const layout = new Layout(small([[[0, 1, 0]], [[0, 1, 0]], [[0, 1, 0]]]), all, height);
+    for (const row of [0, 1, 2]) assert.equal(layout.rowAt(layout.topOf(row) + height / 2), row);
+    assert.equal(layout.rowAt(-5), -1);
+    assert.ok(layout.height >= 3 * height);
+  }
+});
+
+test("filters leave out rows, and nothing may be left", () => {
+  const model = small([[[0, 1, 0]], [[0, 1, 0]], [[0, 1, 0]]]);
+  const one = new Layout(model, { ...all, warp: format.rangesOf("1") }, 4);
+  assert.deepEqual(one.row, [1]);
+  assert.equal(one.topOf(2), null);
+  const none = new Layout(model, { ...all, sm: format.rangesOf("9") }, 4);
+  assert.deepEqual(none.row, []);
+  assert.equal(none.rowAt(3), -1);
+  assert.equal(none.topOf(0), null);
+});
+
+test("zooming keeps the time under the pointer, and ends at the limits", () => {
+  const view = new View();
+  view.limits = [0, 1000];
+  view.fit();
+  view.zoom(0.1, 300);
+  assert.ok(Math.abs((300 - view.from) / view.span - 0.3) < 0.01);
+  for (let i = 0; i < 80; i++) view.zoom(0.5, 300);
+  assert.ok(view.span >= 4 && view.from <= 300 && view.to >= 300);
+  for (let i = 0; i < 80; i++) view.zoom(2, 300);
+  assert.ok(view.span <= 1100 && view.from >= -61 && view.to <= 1061);
+});
+
+test("the view goes through the URL", () => {
+  const view = new View();
+  Object.assign(view, { from: 12.5, to: 99.25, y: 40, rowHeight: 8, selected: 7, site: 2 });
+  view.hidden.add(1);
+  view.filters.sm = "0-3,17";
+  const other = new View();
+  assert.equal(other.read(`#${view.hash()}`, 10, 4), true);
+  assert.equal(other.hash(), view.hash());
+});
+
+test("a URL that makes no sense is passed over", () => {
+  const view = new View();
+  const text = "#t=5,1&y=-3&h=5.5&span=99&site=-1&hide=9.x.1&sm=%00";
+  assert.equal(view.read(text, 10, 4), false);
+  assert.deepEqual([view.selected, view.site, view.y, view.rowHeight, [...view.hidden]], [-1, null, 0, 3, [1]]);
+});
+
+test("next, previous and slowest go through the spans of a site", () => {
+  const model = small([[[0, 5, 1], [5, 6, 0], [6, 9, 1]], [[0, 2, 1], [7, 8, 1]]]);
+  const shown = () => true;
+  const way = [];
+  for (let i = neighbour(model, 1, -1, 1, shown); i >= 0; i = neighbour(model, 1, i, 1, shown)) way.push(i);
+  assert.deepEqual(way, [0, 3, 2, 4]);
+  const back = [];
+  for (let i = neighbour(model, 1, 4, -1, shown); i >= 0; i = neighbour(model, 1, i, -1, shown)) back.push(i);
+  assert.deepEqual(back, [2, 3, 0]);
+  const slow = [];
+  for (let i = nextSlowest(model, 1, -1, shown); i >= 0; i = nextSlowest(model, 1, i, shown)) slow.push(i);
+  assert.deepEqual(slow, [0, 2, 3, 4]);
+  assert.equal(neighbour(model, 1, -1, 1, (i) => i === 2), 2);
+});
+
+test("the distribution counts whole spans and finds the place of one", () => {
+  const model = small([[[0, 5, 1], [5, 10, 1], [10, 30, 1], [30, 30, 1], [40, 41, 0]]]);
+  model.flags = Uint8Array.of(0, 0, 0, 1, 0);
+  const { count, left, below: shorter, p50, max, bars } = spreadOf(model, 1, 40);
+  assert.deepEqual([count, left, shorter, p50, max], [3, 1, 2, 10, 40]);
+  assert.equal(bars.reduce((a, b) => a + b), 3);
+  assert.deepEqual(spreadOf(model, 2, 0).count, 0);
+});
+
+test("the overview holds all time of all warps", () => {
+  const { sites, most } = sharesOf(small([[[0, 500, 1], [500, 1000, 0]], [[250, 260, 1]]]), null, 0, 1000);
+  const total = (values) => values.reduce((a, b) => a + b);
+  assert.ok(Math.abs(total(sites[1]) - 510 * 0.9) < 1e-3); // 900 columns over 1000 ns
+  assert.ok(Math.abs(total(sites[0]) - 500 * 0.9) < 1e-3);
+  assert.ok(Math.abs(most - 2) < 1e-3);
+});
+
+test("numbers are written as people read them", () => {
+  assert.equal(format.shortNs(812), "812 ns");
+  assert.equal(format.shortNs(5213), "5.21 us");
+  assert.equal(format.grouped(1795000000000000001n), "1,795,000,000,000,000,001");
+  assert.equal(format.grouped(null), "-");
+  assert.equal(format.counted(1, "span"), "1 span");
+  assert.equal(format.tickStep(11), 20);
+  assert.equal(format.tickStep(200), 200);
+  assert.equal(format.tickText(2500, 500, true), "2,500 ns");
+  assert.equal(format.tickText(25000, 500, true), "25.0 us");
+  assert.equal(format.tickText(0.5, 0.5, true), "0.5 ns");
+});
+
+test("ranges of numbers are read, and what is none is told", () => {
+  const test_ = format.rangesOf("0-2, 7");
+  assert.deepEqual([0, 2, 3, 7].map(test_), [true, true, false, true]);
+  assert.equal(format.rangesOf(""), null);
+  assert.equal(format.rangesOf("a"), undefined);
+  assert.equal(format.rangesOf("1,,2"), undefined);
+});
+
+test("colours become pixels", () => {
+  assert.equal(pixel("#102030"), 0xff302010);
+  assert.equal(mixed("#000000", "#ffffff", 0.5), "#808080");
+});
