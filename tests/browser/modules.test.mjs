@@ -214,6 +214,7 @@ test("numbers are written as people read them", () => {
   assert.equal(format.tickText(2500, 500, true), "2,500 ns");
   assert.equal(format.tickText(25000, 500, true), "25.0 us");
   assert.equal(format.tickText(0.5, 0.5, true), "0.5 ns");
+  assert.equal(format.tickText(-0, 500, true), "0 ns");
 });
 
 test("ranges of numbers are read, and what is none is told", () => {
