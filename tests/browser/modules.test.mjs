@@ -79,11 +79,11 @@ for (const name of names) {
     }
   });
 
-  test(`no two spans of a row of ${name} overlap`, async () => {
+  test(`no two spans of a row of ${name} overlap by more than rounding`, async () => {
     const model = await opened(name);
     for (let row = 0; row + 1 < model.rowSpan.length; row++) {
       for (let i = model.rowSpan[row] + 1; i < model.rowSpan[row + 1]; i++) {
-        assert.ok(model.start[i] >= model.end[i - 1], `row ${row}, span ${i}`);
+        assert.ok(model.start[i] >= model.end[i - 1] - 2, `row ${row}, span ${i}`);
       }
     }
   });
@@ -214,6 +214,7 @@ test("numbers are written as people read them", () => {
   assert.equal(format.tickText(2500, 500, true), "2,500 ns");
   assert.equal(format.tickText(25000, 500, true), "25.0 us");
   assert.equal(format.tickText(0.5, 0.5, true), "0.5 ns");
+  assert.equal(format.tickText(-0, 500, true), "0 ns");
 });
 
 test("ranges of numbers are read, and what is none is told", () => {

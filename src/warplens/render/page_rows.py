@@ -23,6 +23,8 @@ MAX_LEVELS: Final = 64
 """Deeper spans share the last level: the row would be taller than a screen."""
 PIECE: Final = 1 << 16
 """Spans worked on at a time: their columns stay in the second-level cache, and no fresh memory is touched."""
+ROUNDING_NS: Final = 2
+"""Spans that overlap by no more still share a row: begin and duration are each rounded to whole ns."""
 _BASE_KINDS: Final = ("phase", "wait")
 
 
@@ -127,7 +129,7 @@ def _apart(start: I64, duration: I64, first: I64) -> bool:
     begins[first] = True
     for low in range(0, len(start) - 1, PIECE):
         high = min(low + PIECE, len(start) - 1)
-        late = start[low + 1 : high + 1] < start[low:high] + duration[low:high]
+        late = start[low + 1 : high + 1] < start[low:high] + duration[low:high] - ROUNDING_NS
         if (late & ~begins[low + 1 : high + 1]).any():
             return False
     return True
@@ -141,7 +143,7 @@ def _levels(track: I64, start: I64, end: I64, site: npt.NDArray[Any], kinds: lis
     level[above] = _open_before(track[above], start[above], end[above]) + int(base.any())
     order = np.lexsort((start, level, track))
     same = (np.diff(track[order]) == 0) & (np.diff(level[order]) == 0)
-    crossing = np.unique(track[order][1:][same & (start[order][1:] < end[order][:-1])])
+    crossing = np.unique(track[order][1:][same & (start[order][1:] < end[order][:-1] - ROUNDING_NS)])
     if len(crossing):
         chosen = np.flatnonzero(np.isin(track, crossing))
         chosen = chosen[np.lexsort((above[chosen], start[chosen], track[chosen]))]
@@ -168,7 +170,7 @@ def _lowest_free(track: list[int], start: list[int], end: list[int]) -> list[int
     for where, begin, stop in zip(track, start, end, strict=True):
         if where != current:
             current, ends = where, []
-        level = next((i for i, busy in enumerate(ends) if busy <= begin), len(ends))
+        level = next((i for i, busy in enumerate(ends) if busy <= begin + ROUNDING_NS), len(ends))
         ends[level : level + 1] = [stop]
         out.append(level)
     return out

@@ -19,6 +19,7 @@ from warplens import errors
 from warplens.cli import main
 from warplens.cli.app import COMMANDS
 from warplens.cli.exits import exit_of
+from warplens.render.page_data import page_data
 from warplens.trace import Trace
 
 
@@ -323,3 +324,44 @@ def test_a_fault_of_ours_says_so_and_its_traceback_can_be_had(good: Path, monkey
     assert result.exit_code == 70
     assert "fault of warplens" in result.stderr
     assert isinstance(run("summary", good, WARPLENS_TRACEBACK="1").exception, ZeroDivisionError)
+
+
+def test_report_writes_one_page_and_says_where(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("report", good)
+    assert result.exit_code == 0
+    assert result.stdout == "wrote run-report.html\n"
+    assert result.stderr == f"next: warplens summary {good}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["run-report.html"]
+    assert (tmp_path / "run-report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_report_of_a_launch_and_blocks_is_smaller(good: Path, tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole.html", tmp_path / "part.html"
+    assert run("report", good, "-o", whole).exit_code == 0
+    assert run("report", good, "-o", part, "--launch", 1, "--blocks", "0,2-3").exit_code == 0
+    assert part.stat().st_size < whole.stat().st_size
+
+
+@pytest.mark.parametrize("blocks", ["", "a", "3-1", "1,,2", "-1", "0-99999999", "1-2-3"])
+def test_report_refuses_blocks_that_are_no_list(good: Path, tmp_path: Path, blocks: str) -> None:
+    result = run("report", good, "-o", tmp_path / "x.html", "--blocks", blocks)
+    assert result.exit_code == 2
+    assert "blocks" in result.stderr
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_report_says_on_stderr_that_it_sampled(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from warplens.render import report as module
+
+    monkeypatch.setattr(module, "page_data", lambda *a, **k: page_data(*a, **k, max_spans=200))
+    result = run("report", good, "-o", tmp_path / "x.html")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("sampled: ")
+
+
+def test_report_opens_the_page_when_asked(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    monkeypatch.setattr(click, "launch", launched.append)
+    assert run("report", good, "-o", tmp_path / "x.html", "--open").exit_code == 0
+    assert launched == [str(tmp_path / "x.html")]

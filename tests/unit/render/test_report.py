@@ -110,14 +110,25 @@ def test_times_that_lie_centuries_apart_stay_exact(tmp_path: Path) -> None:
     assert shown(written(far, tmp_path)).equals(held(far))
 
 
-def test_no_two_spans_of_a_row_overlap(tmp_path: Path) -> None:
-    trace = Trace.from_recording(synthesis.nested_recording(blocks=2, warps=3, iterations=4, distinct=3))
-    data = page_data(trace)
+def test_nested_ranges_take_levels_of_their_own_above_the_phases(tmp_path: Path) -> None:
+    trace = Trace.from_recording(synthesis.nested_recording(blocks=1, warps=1, iterations=1, distinct=1))
     facts, streams = pages.facts_and_streams(written(trace, tmp_path))
-    spans = pages.spans_of(facts, streams)
-    levels = pages.numbers_of(data.columns["row_level"], streams)
-    assert max(levels) >= 2
-    assert len(spans) == trace.spans.height
+    columns = {name: pages.numbers_of(column, streams) for name, column in facts["columns"].items()}
+    kinds, at = [], 0
+    for spans in columns["segment_spans"]:  # one block, one warp: a segment a level
+        kinds.append({facts["sites"][site]["kind"] for site in columns["site"][at : at + spans]})
+        at += spans
+    assert columns["row_level"] == list(range(len(kinds)))
+    assert kinds == [{"phase", "wait"}, {"range"}, {"range"}, {"range"}, {"mark"}]
+
+
+def test_crossing_ranges_take_the_lowest_levels_that_are_free() -> None:
+    from warplens.render.page_rows import _levels
+
+    start, end = np.array([0, 2, 5, 12, 30]), np.array([10, 14, 20, 40, 35])
+    levels = _levels(np.zeros(5, np.int64), start, end, np.zeros(5, np.uint16), ["range"])
+    # 0-10, 2-14 and 5-20 cross each other; 12-40 finds the first level free again, 30-35 the second
+    assert levels.tolist() == [0, 1, 2, 0, 1]
 
 
 def test_blocks_of_a_lane_are_resident_one_after_the_other() -> None:

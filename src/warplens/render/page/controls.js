@@ -211,8 +211,8 @@ export class Controls {
     if (!mark) return;
     const launch = String(this.model.lanes.launch[mark.lane]);
     if (timeline.launch !== null && view.filters.launch !== launch) this.setLaunch(launch);
-    const strip = timeline.layout.lane.indexOf(mark.lane);
-    const top = (mark.row < 0 ? null : timeline.layout.topOf(mark.row)) ?? timeline.layout.top[Math.max(strip, 0)];
+    const strip = timeline.layout.strip.get(mark.lane) ?? 0;
+    const top = (mark.row < 0 ? null : timeline.layout.topOf(mark.row)) ?? timeline.layout.top[strip];
     const span = Math.min(view.span, (view.limits[1] - view.limits[0]) / 3);
     view.show(mark.time - span / 2, mark.time + span / 2);
     timeline.scrollTo(top - timeline.height / 2);

@@ -50,11 +50,11 @@ export function tickStep(least) {
  * @param {boolean} time in ns; else a bare count
  */
 export function tickText(value, step, time) {
-  if (!time) return grouped(Math.round(value));
+  if (!time) return grouped(Math.round(value) + 0); // no "-0"
   const largest = Math.max(Math.abs(value), step);
   const [scale, unit] = UNITS.find(([scale]) => largest >= scale * 10) ?? UNITS[3];
   const digits = Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9));
-  const text = (value / scale).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const text = (value / scale + 0).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   return `${text} ${unit}`;
 }
 

@@ -190,6 +190,23 @@ export class Model {
   }
 
   /**
+   * The first span of a segment that is of a record or a later one; the segment's end where there is none.
+   * @param {number} segment
+   * @param {number} wanted
+   */
+  firstOfSequence(segment, wanted) {
+    const first = this.segmentSpan[segment];
+    const stop = this.segmentSpan[segment + 1];
+    let sequence = -1;
+    for (let i = first; i < stop; i++) {
+      const step = this.sequence ? this.sequence[i] : 0;
+      sequence = i === first ? step : sequence + 1 + step;
+      if (sequence >= wanted) return i;
+    }
+    return stop;
+  }
+
+  /**
    * Spans of the same warp and block, on all levels, up to `most` before and after in each, in the order of time.
    * @param {Span} span
    * @param {number} most

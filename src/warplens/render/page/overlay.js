@@ -233,8 +233,8 @@ function problems(context, { view, layout, theme, width, height, marks }) {
   for (const mark of marks) {
     const x = ((mark.time - view.from) / (view.to - view.from)) * width;
     if (x < -6 || x > width + 6) continue;
-    const strip = layout.lane.indexOf(mark.lane);
-    if (strip < 0) continue;
+    const strip = layout.strip.get(mark.lane);
+    if (strip === undefined) continue;
     const y = (mark.row < 0 ? null : layout.topOf(mark.row)) ?? layout.top[strip];
     const at = y - view.y;
     if (at < -10 || at > height + 10) continue;

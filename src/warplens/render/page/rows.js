@@ -28,6 +28,8 @@ export class Layout {
     this.lane = /** @type {number[]} */ ([]);
     this.first = /** @type {number[]} */ ([]);
     this.top = /** @type {number[]} */ ([]);
+    /** @type {Map<number, number>} strip of each lane */
+    this.strip = new Map();
     /** Rows in the order shown. */
     this.row = /** @type {number[]} */ ([]);
     /** Headings: [top, launch]. */
@@ -58,6 +60,7 @@ export class Layout {
         sm = lanes.sm[lane];
         y += GAP;
       }
+      this.strip.set(lane, this.lane.length);
       this.lane.push(lane);
       this.first.push(from);
       this.top.push(y);

@@ -127,7 +127,7 @@ export function fillProblems(facts, chosen) {
       element("td", problem.text),
     ]);
     if (problem.block !== null) {
-      const button = element("button", "go there", { type: "button" });
+      const button = element("button", "go there", { type: "button", class: "go" });
       button.addEventListener("click", () => chosen(index));
       made.lastElementChild?.append(" ", button);
     }

@@ -322,8 +322,8 @@ function timeOf(model, block, row, sequence) {
   for (let s = rowSegment[row]; s < rowSegment[row + 1]; s++) {
     if (segmentBlock[s] !== block) continue;
     if (sequence === null) return model.start[segmentSpan[s]];
-    for (let i = segmentSpan[s]; i < segmentSpan[s + 1]; i++) if (model.span(i).sequence >= sequence) return model.start[i];
-    return model.end[segmentSpan[s + 1] - 1];
+    const i = model.firstOfSequence(s, sequence);
+    return i < segmentSpan[s + 1] ? model.start[i] : model.end[i - 1];
   }
   const after = firstNotBefore(model.start, model.rowSpan[row], model.rowSpan[row + 1], blocks.start[block]);
   return after < model.rowSpan[row + 1] ? blocks.start[block] : null;
