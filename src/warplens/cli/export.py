@@ -74,7 +74,7 @@ def export(
         raise UsageError("--no-arguments and --no-gzip are for -t perfetto")
     ending = ".pftrace" if no_gzip else _ENDINGS[form]
     target = output or Path(f"{file.stem}{ending}")
-    selection = Selection(launch, sms, blocks, from_ns, to_ns, min_ns)
+    selection = Selection(launch=launch, sms=sms, blocks=blocks, from_ns=from_ns, to_ns=to_ns, min_duration_ns=min_ns)
     write(open_trace(file), target, format=form, selection=selection, arguments=not no_arguments, gzip=not no_gzip)
     if form == "perfetto":
         finish([target], f"open https://ui.perfetto.dev and drop {quoted(target)} on it")

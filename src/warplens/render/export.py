@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("perfetto", "parquet", "csv")
 GZIP_LEVEL: Final = 4
-"""Of RMSNorm's spans: level 1 makes 7 % more bytes, level 6 makes 2 % less and takes twice as long
+"""Of RMSNorm's spans: level 1 makes 7 % more bytes, level 6 makes 2 % less in 2.7 times the time
 (benchmarks/results/perfetto.json)."""
 
 

@@ -436,6 +436,16 @@ def test_a_block_that_the_table_lacks_is_a_format_error() -> None:
         written(replace(trace, blocks=trace.blocks.head(1)))
 
 
+def test_tables_that_contradict_themselves_give_a_trace_with_all_begins_and_ends() -> None:
+    """A file may hold any numbers: an instant that lasts, spans, blocks and launches that end before they begin."""
+    trace = fake.of_spans([span(5, 9, TICK, flags=1), span(7, 3), span(8, 20)], SITES)
+    early = pl.col("start_ns") - 1
+    launches, blocks = (frame.with_columns(end_ns=early) for frame in (trace.launches, trace.blocks))
+    found = written(replace(trace, launches=launches, blocks=blocks))
+    assert [row[2:4] for row in tree_of(found)] == [(5, 5), (7, 7), (8, 20)]
+    assert [s.duration_ns for s in found.slices if s.category in ("block", "launch")] == [0, 0]
+
+
 def test_ten_thousand_warps_have_ten_thousand_tracks() -> None:
     found = written(rmsnorm(blocks=500, sms=125, warps=20, resident=4), arguments=False)
     assert sum(t.name.startswith("warp ") for t in found.tracks.values()) == 10_000

@@ -15,7 +15,7 @@ import polars as pl
 
 from warplens.render.perfetto.flows import find_flows
 from warplens.render.perfetto.nesting import PIECE_ROWS, Spans, find_aside, nest, pieces, read_spans
-from warplens.render.perfetto.packets import ALL_FLAGS, Names, Packets, descriptor
+from warplens.render.perfetto.packets import ALL_FLAGS, Names, Packets, descriptors
 from warplens.render.perfetto.spans import SpanPackets
 from warplens.render.perfetto.tree import grow
 
@@ -36,13 +36,13 @@ def perfetto_bytes(
     spans = read_spans(chosen.spans, chosen.blocks)
     aside = find_aside(spans)
     tree = grow(chosen.launches, chosen.blocks, spans, aside, title)
-    names = Names(sites, np.unique(spans.flags & ALL_FLAGS).tolist(), tree.most_slots)
-    packets = Packets(names, _bounds(chosen, spans), len(tree.tracks), arguments=arguments)
+    names = Names(sites, np.flatnonzero(np.bincount(spans.flags & ALL_FLAGS)).tolist(), tree.most_slots)
+    packets = Packets(names, _bounds(chosen, spans), tree.last, arguments=arguments)
     yield packets.preamble(origin_ns)
-    yield b"".join(map(descriptor, tree.tracks))
+    yield from descriptors(tree)
     yield packets.launches(chosen.launches, tree)
     yield from packets.counters(chosen.blocks, tree)
-    yield from packets.residency(chosen.blocks, tree)
+    yield packets.residency(chosen.blocks, tree)
     yield from packets.blocks(chosen.blocks, tree)
     writer = SpanPackets(packets, spans, find_flows(spans, sites) if arguments else None)
     for piece in pieces(spans):

@@ -74,6 +74,8 @@ def read_spans(frame: pl.DataFrame, blocks: pl.DataFrame) -> Spans:
     if (end_ns < start_ns).any():
         raise UsageError("a span ends beyond 2^63 ns: leave it out with --to or --block")
     depth, flags = frame["depth"].to_numpy(), frame["flags"].to_numpy()
+    instant = (flags & np.uint16(SpanFlag.INSTANT)) != 0
+    end_ns[instant] = start_ns[instant]
     return Spans(frame, start_ns, end_ns, depth, flags, first, block_row, warp)
 
 
@@ -229,19 +231,19 @@ def _mark_crossing(spans: Spans, rows: I64, aside: Bool) -> None:
         owner = outer[np.searchsorted(outer, inner) - 1]
         wrong[inner] = end[inner] > end[owner]
     runs = spans.run(found.rows)
-    for run in np.unique(runs[wrong]).tolist():
-        _mark_crossing_run(spans, found.rows[runs == run], aside)
-
-
-def _mark_crossing_run(spans: Spans, rows: I64, aside: Bool) -> None:
-    open_until: list[int] = []
-    for row, begin, end in zip(rows.tolist(), spans.start_ns[rows].tolist(), spans.end_ns[rows].tolist(), strict=True):
+    bad = np.isin(runs, runs[wrong])
+    columns = (found.rows[bad], runs[bad], spans.start_ns[found.rows[bad]], end[bad])
+    crossing, now, open_until = [], -1, list[int]()
+    for row, run, begin, until in zip(*(column.tolist() for column in columns), strict=True):
+        if run != now:
+            now, open_until = run, []
         while open_until and open_until[-1] <= begin:
             open_until.pop()
-        if open_until and open_until[-1] < end:
-            aside[row] = True
+        if open_until and open_until[-1] < until:
+            crossing.append(row)
         else:
-            open_until.append(end)
+            open_until.append(until)
+    aside[crossing] = True
 
 
 def event_order(close: I64) -> tuple[I64, I64]:

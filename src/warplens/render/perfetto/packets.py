@@ -18,7 +18,7 @@ import polars as pl
 from warplens.decode.flags import SpanFlag
 from warplens.errors import UsageError
 from warplens.render.perfetto.nesting import I64
-from warplens.render.perfetto.tree import Track, Tree
+from warplens.render.perfetto.tree import Tree, WarpTracks
 from warplens.render.perfetto.wire import (
     U8,
     Digits,
@@ -54,8 +54,7 @@ ALL_FLAGS: Final = np.uint16(sum(SpanFlag))
 _BOOTTIME: Final = 6
 _CLOCK: Final = 64
 """A clock of this sequence alone. It is incremental: the time of a packet is its distance to the packet before it in
-the file, modulo 2^64. Most distances are then a phase's duration or 0, and gzip finds the rest of the packets alike:
-5.8 bytes a span (84,480 of RMSNorm on an H200, zlib's level 4), 8.9 with times since the origin."""
+the file, modulo 2^64 (docs/adr/0005-perfetto.md)."""
 _SHOWN_OF_BLOCKS: Final = ("launch", "x", "y", "z", "wave", "warps", "cluster")
 _SHOWN_OF_LAUNCHES: Final = (
     "launch",
@@ -141,7 +140,8 @@ class Packets:
             event = BEGIN + number(11, track) + category + text(23, f"launch {row['launch']}: {row['kernel']}")
             if self.arguments:
                 event += b"".join(_fact(name, row[name]) for name in _SHOWN_OF_LAUNCHES if row[name] is not None)
-            for at_ns, body in ((row["start_ns"], event), (row["end_ns"], END + number(11, track))):
+            end_ns = max(row["start_ns"], row["end_ns"])
+            for at_ns, body in ((row["start_ns"], event), (end_ns, END + number(11, track))):
                 since_ns, self._now_ns = at_ns - self._now_ns, at_ns
                 out.append(blob(1, blob(11, body) + SEQUENCE + number(8, since_ns)))
         return b"".join(out)
@@ -151,25 +151,23 @@ class Packets:
         begin, end = _times(blocks)
         warps = blocks["warps"].to_numpy().astype(np.int64)
         for track, amount in ((tree.blocks_counter, np.ones_like(warps)), (tree.warps_counter, warps)):
-            times, values = steps(begin, end, amount)
+            _, times, values = steps(np.zeros_like(amount), begin, end, amount)
             since_ns = self.since(times)
             value_width, width = width_of(int(values.max(initial=0))), width_of(int(since_ns[1:].max(initial=0)))
             for part, size in ((slice(0, 1), JUMP), (slice(1, None), width)):
                 event = [COUNTER, *numbers(30, values[part], value_width), number(11, track)]
                 yield pack(timed(since_ns[part], size, event), len(values[part])).reshape(-1)
 
-    def residency(self, blocks: pl.DataFrame, tree: Tree) -> Iterator[U8]:
+    def residency(self, blocks: pl.DataFrame, tree: Tree) -> U8:
         """On the track of each SM with several slots: how many blocks are there, a span a number."""
         begin, end = _times(blocks)
-        sm = blocks["sm"].fill_null(-1).to_numpy()
-        for number_, track in tree.shared_sms.items():
-            mine = np.flatnonzero(sm == number_)
-            times, values = steps(begin[mine], end[mine], np.ones(len(mine), np.int64))
-            some = np.flatnonzero(values)  # the last value is 0
-            name = numbers(10, (values[some] + self.names.resident).astype(np.uint32), width_of(len(self.names.events)))
-            event = [*name, BEGIN, *numbers(11, np.full(len(some), track), self.track_width)]
-            event.append(number(3, self.names.category("resident")))
-            yield self._intervals(times[some], times[some + 1], event, number(11, track))
+        shared = np.flatnonzero(tree.sm_track)
+        sm_track, times, values = steps(tree.sm_track[shared], begin[shared], end[shared], np.ones_like(shared))
+        some = np.flatnonzero(values)
+        track = numbers(11, sm_track[some], self.track_width)
+        name = numbers(10, (values[some] + self.names.resident).astype(np.uint32), width_of(len(self.names.events)))
+        event = [*name, BEGIN, *track, number(3, self.names.category("resident"))]
+        return self._intervals(times[some], times[some + 1], event, *track)
 
     def blocks(self, blocks: pl.DataFrame, tree: Tree) -> Iterator[U8]:
         """Begin and end of each block, named by its number."""
@@ -193,14 +191,25 @@ class Packets:
         return pack(parts, len(both)).reshape(-1)
 
 
-def descriptor(track: Track) -> bytes:
-    """The packet that names a track."""
-    fields = number(1, track.uuid) + text(2, track.name)
-    if track.parent:
-        fields += number(5, track.parent) + number(12, track.rank)
-    # a counter has a unit; the children of any other stand in the order of their ranks
-    fields += blob(8, text(6, track.unit)) if track.unit else number(11, 3)
-    return blob(1, SEQUENCE + blob(60, fields))
+def descriptors(tree: Tree) -> Iterator[bytes | U8]:
+    """The packets that name the tracks, and say where each stands."""
+    out = []
+    for track in tree.tracks:
+        fields = number(1, track.uuid) + text(2, track.name)
+        if track.parent:
+            fields += number(5, track.parent) + number(12, track.rank)
+        # a counter has a unit; the children of any other stand in the order of their ranks
+        fields += blob(8, text(6, track.unit)) if track.unit else number(11, 3)
+        out.append(blob(1, blob(60, fields) + SEQUENCE))
+    yield b"".join(out)
+    width, rank_width = width_of(tree.last), width_of(int(tree.warps.rank.max(initial=0)))
+    digits = 1 + (tree.warps.warp > 9) + (tree.warps.warp > 99)
+    for count in (1, 2, 3):
+        warps = WarpTracks(*(column[digits == count] for column in tree.warps))
+        name = message(2, [b"warp ", Digits(warps.warp, count)])
+        parts = [*numbers(1, warps.uuid, width), *name, *numbers(12, warps.rank, rank_width)]
+        parts += [*numbers(5, warps.parent, width), number(11, 3)]
+        yield pack(message(1, [*message(60, parts), SEQUENCE]), len(warps.uuid)).reshape(-1)
 
 
 def timed(since_ns: I64, width: int, event: Sequence[Part]) -> list[Part]:
@@ -220,13 +229,17 @@ def flags_annotation(flags: npt.NDArray[Any]) -> list[Part]:
     return message(4, [number(1, _KEY_IIDS["flags"]), *numbers(17, flags.astype(np.uint8), 1)])
 
 
-def steps(begin_ns: I64, end_ns: I64, amount: I64) -> tuple[I64, I64]:
-    """Times at which a sum of intervals changes, and its value from each on."""
-    times, at = np.unique(np.concatenate([begin_ns, end_ns]), return_inverse=True)
-    change = np.zeros(len(times), np.int64)
-    np.add.at(change, at, np.concatenate([amount, -amount]))
-    changes = np.flatnonzero(change)
-    return times[changes], np.cumsum(change)[changes]
+def steps(group: I64, begin_ns: I64, end_ns: I64, amount: I64) -> tuple[I64, I64, I64]:
+    """Group by group the times at which the sum of its intervals changes, and its value from each on: 0 at the last."""
+    if not len(group):
+        return group, begin_ns, amount
+    groups, times = np.concatenate([group, group]), np.concatenate([begin_ns, end_ns])
+    order = np.lexsort((times, groups))
+    groups, times = groups[order], times[order]
+    first = np.flatnonzero(np.append(True, (groups[1:] != groups[:-1]) | (times[1:] != times[:-1])))
+    change = np.add.reduceat(np.concatenate([amount, -amount])[order], first)
+    kept = np.flatnonzero(change)
+    return groups[first[kept]], times[first[kept]], np.cumsum(change)[kept]
 
 
 def site_names(sites: pl.DataFrame) -> list[str]:

@@ -7,7 +7,7 @@ run and span aside. Numbers of tracks count from 1; siblings have different name
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +34,24 @@ class Track:
     """Of a counter."""
 
 
+class WarpTracks(NamedTuple):
+    """Tracks of warps as columns: there are many."""
+
+    uuid: I64
+    warp: I64
+    parent: I64
+    rank: I64
+
+
 @dataclass
 class Tree:
     """All tracks, parents first, and what lies on which."""
 
     tracks: list[Track] = field(default_factory=list)
+    """All but the warps."""
+    warps: WarpTracks = field(default_factory=lambda: WarpTracks(*np.zeros((4, 0), np.int64)))
+    last: int = 0
+    """The largest number of a track."""
     launch_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     """Per launch; 0 when it has no times."""
     block_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -48,14 +61,15 @@ class Tree:
     aside_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     blocks_counter: int = 0
     warps_counter: int = 0
-    shared_sms: dict[int, int] = field(default_factory=dict)
-    """Track of each SM that has several slots; -1 stands for the SM that is not known."""
+    sm_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Per block the track of its SM, where that has several slots; else 0."""
     most_slots: int = 0
 
     def add(self, name: str, parent: int = 0, rank: int = 0, *, unit: str = "") -> int:
         """A new track's number."""
-        self.tracks.append(Track(len(self.tracks) + 1, name, parent, rank, unit))
-        return len(self.tracks)
+        self.last += 1
+        self.tracks.append(Track(self.last, name, parent, rank, unit))
+        return self.last
 
 
 def grow(launches: pl.DataFrame, blocks: pl.DataFrame, spans: Spans, aside: npt.NDArray[np.bool_], title: str) -> Tree:
@@ -68,8 +82,8 @@ def grow(launches: pl.DataFrame, blocks: pl.DataFrame, spans: Spans, aside: npt.
     begin, end = extents(blocks, spans)
     slot_of_sm = lanes(sm, begin, end, apart=True)
     slots, slot = np.unique(sm << 32 | slot_of_sm, return_inverse=True)
-    slot_track = _add_slots(tree, root, slots)
-    tree.block_track = slot_track[slot]
+    slot_track, shared = _add_slots(tree, root, slots)
+    tree.block_track, tree.sm_track = slot_track[slot], shared[slot]
     _add_warps(tree, spans, aside, slot, slot_track)
     return tree
 
@@ -80,24 +94,27 @@ def _add_launches(tree: Tree, launches: pl.DataFrame, title: str) -> int:
     tree.launch_track = np.zeros(launches.height, np.int64)
     timed = np.flatnonzero((launches["start_ns"].is_not_null() & launches["end_ns"].is_not_null()).to_numpy())
     begin, end = (launches[name].to_numpy()[timed].astype(np.int64) for name in ("start_ns", "end_ns"))
-    lane = lanes(np.zeros(len(timed), np.int64), begin, end, apart=True)
+    lane = lanes(np.zeros(len(timed), np.int64), begin, np.maximum(begin, end), apart=True)
     more = [tree.add(f"launches {n + 1}", root, n) for n in range(1, int(lane.max(initial=0)) + 1)]
     tree.launch_track[timed] = np.array([root, *more])[lane]
     return root
 
 
-def _add_slots(tree: Tree, root: int, slots: I64) -> I64:
-    """The track of each of `slots` (SM << 32 | slot, ascending): the SM's own where it has but one."""
-    out = np.zeros(len(slots), np.int64)
+def _add_slots(tree: Tree, root: int, slots: I64) -> tuple[I64, I64]:
+    """Tracks of `slots` (SM << 32 | slot, ascending), each the SM's own where that has but one slot.
+
+    And per slot the track of the SM where it has more than one, else 0.
+    """
+    out, shared = np.zeros((2, len(slots)), np.int64)
     for sm in np.unique(slots >> 32).tolist():
         mine = np.flatnonzero(slots >> 32 == sm)
         track = tree.add("SM not known" if sm == _SM_UNKNOWN else f"SM {sm}", root, sm + _FIRST_SM_RANK)
         out[mine] = track
         if len(mine) > 1:
-            tree.shared_sms[-1 if sm == _SM_UNKNOWN else sm] = track
+            shared[mine] = track
             out[mine] = [tree.add(f"slot {n}", track, n) for n in range(len(mine))]
         tree.most_slots = max(tree.most_slots, len(mine))
-    return out
+    return out, shared
 
 
 def _add_warps(tree: Tree, spans: Spans, aside: npt.NDArray[np.bool_], slot: I64, slot_track: I64) -> None:
@@ -109,16 +126,17 @@ def _add_warps(tree: Tree, spans: Spans, aside: npt.NDArray[np.bool_], slot: I64
     keys, of_run = np.unique(key_of_run, return_inverse=True)
     lines = np.zeros(len(keys), np.int64)
     np.maximum.at(lines, np.searchsorted(keys, key), line + 1)
-    warp_track, parent, rank = np.zeros(len(keys), np.int64), -1, 0
-    for index, (slot_and_warp, count) in enumerate(zip(keys.tolist(), lines.tolist(), strict=True)):
-        where, warp = divmod(slot_and_warp, _WARPS)
-        parent, rank = (parent, rank) if parent == where else (where, 0)
-        above = int(slot_track[where])
-        warp_track[index] = tree.add(f"warp {warp}", above, rank)
-        for number in range(count):
-            tree.add(f"warp {warp} crossing" + (f" {number + 1}" if number else ""), above, rank + 1 + number)
-        rank += 1 + count
-    tree.run_track = warp_track[of_run]
+    where, warp = np.divmod(keys, _WARPS)
+    place = np.cumsum(1 + lines) - lines - 1  # of each warp, among all warps and lines
+    rank = place - place[np.searchsorted(where, where)]
+    tree.warps = WarpTracks(tree.last + 1 + place, warp, slot_track[where], rank)
+    for index in np.flatnonzero(lines).tolist():
+        uuid, number, parent, above = (int(column[index]) for column in tree.warps)
+        for n in range(1, int(lines[index]) + 1):
+            name = f"warp {number} crossing" + (f" {n}" if n > 1 else "")
+            tree.tracks.append(Track(uuid + n, name, parent, above + n))
+    tree.last += int((1 + lines).sum())
+    tree.run_track = tree.warps.uuid[of_run]
     order = np.lexsort((spans.end_ns[rows], spans.start_ns[rows], line, key))
     tree.aside_row = rows[order]
-    tree.aside_track = (warp_track[np.searchsorted(keys, key)] + 1 + line)[order]
+    tree.aside_track = (tree.warps.uuid[np.searchsorted(keys, key)] + 1 + line)[order]

@@ -18,6 +18,7 @@ U8 = npt.NDArray[np.uint8]
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _LENGTH: Final = 2
+_SHORT: Final = [bytes([value]) for value in range(0x80)]
 
 
 class Varints(NamedTuple):
@@ -46,6 +47,8 @@ Part = bytes | Varints | Digits | Words
 
 def varint(value: int) -> bytes:
     """The shortest varint of `value`, taken modulo 2^64."""
+    if 0 <= value < 0x80:
+        return _SHORT[value]
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
