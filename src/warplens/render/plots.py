@@ -57,9 +57,8 @@ def plot(trace: Trace, kind: str, path: str | Path, *, launch: int | None = None
         raise UsageError(f"cannot tell the format of {target.name!r}: the name must end in {' or '.join(SUFFIXES)}")
     if kind == "blocks" and block is not None:
         raise UsageError("the picture of all blocks takes no block: use `warps`")
-    import matplotlib
+    import matplotlib  # no pyplot and no backend: a notebook keeps its own
 
-    matplotlib.use("Agg")
     with matplotlib.rc_context(_STYLE):
         figure = _figure(trace, kind, launch, block)
         _write(figure, target)

@@ -110,6 +110,12 @@ class Trace:
         """What is lost, wrong or in doubt; losses first."""
         return self._table("problems")
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: summary, a picture, the way to the whole page."""
+        from warplens.render.notebook import html
+
+        return html(self)
+
     def sql(self, query: str) -> pl.DataFrame:
         """The result of a SQL query over the five tables; `UsageError` when Polars refuses it."""
         import polars as pl
