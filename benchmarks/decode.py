@@ -8,11 +8,8 @@ Run from the checkout, on a quiet machine: `python benchmarks/decode.py`.
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,6 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from machine import described
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -101,23 +99,6 @@ def summary_s(path: Path) -> list[float]:
     return out
 
 
-def machine() -> dict[str, object]:
-    """Where and with what this was measured."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": "python benchmarks/decode.py",
-        "device": {"cpu": models[0] if models else platform.processor(), "cpus": os.cpu_count()},
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("numpy", "polars")},
-            "system": platform.system() + " " + platform.release().split("-")[0],
-        },
-    }
-
-
 def main() -> None:
     load = os.getloadavg()
     phases = fake_recording(blocks=5560, warps=20, phases=8, sms=132)
@@ -128,7 +109,11 @@ def main() -> None:
             "nested": measure("nested", nested, Path(folder)),
             "irregular": measure("irregular", irregular(nested), Path(folder)),
         }
-    facts = {**machine(), "load_average": {"begin": load, "end": os.getloadavg()}, "rounds": ROUNDS}
+    facts = {
+        **described("python benchmarks/decode.py", "numpy", "polars"),
+        "load_average": {"begin": load, "end": os.getloadavg()},
+        "rounds": ROUNDS,
+    }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({**facts, **results}, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(f"wrote {RESULTS.relative_to(ROOT)}\n")

@@ -10,11 +10,8 @@ Run from the checkout, on a quiet machine: `python benchmarks/perfetto.py`.
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -25,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from machine import described
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -84,24 +82,6 @@ def levels(trace: Any, folder: Path) -> dict[str, object]:
     return out
 
 
-def machine() -> dict[str, object]:
-    """Where and with what this was measured."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": "python benchmarks/perfetto.py",
-        "device": {"cpu": models[0] if models else platform.processor(), "cpus": os.cpu_count()},
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("numpy", "polars")},
-            "zlib": zlib.ZLIB_RUNTIME_VERSION,
-            "system": platform.system() + " " + platform.release().split("-")[0],
-        },
-    }
-
-
 def main() -> None:
     load = os.getloadavg()
     recorded = warplens.open(RECORDING)
@@ -115,7 +95,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = {name: measure(trace, Path(folder)) for name, trace in traces.items()}
         by_level = levels(traces["rmsnorm_tiled"], Path(folder))
-    facts = {**machine(), "load_average": {"begin": load, "end": os.getloadavg()}, "rounds": ROUNDS}
+    facts = {
+        **described("python benchmarks/perfetto.py", "numpy", "polars", zlib=zlib.ZLIB_RUNTIME_VERSION),
+        "load_average": {"begin": load, "end": os.getloadavg()},
+        "rounds": ROUNDS,
+    }
     facts |= {"recording": RECORDING.relative_to(ROOT).as_posix(), "gzip_level": GZIP_LEVEL}
     text = json.dumps({**facts, **results, "levels_of_rmsnorm_tiled": by_level}, indent=1)
     RESULTS.write_text(text + "\n", encoding="utf-8")

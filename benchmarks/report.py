@@ -10,11 +10,8 @@ quiet machine: `python benchmarks/report.py`.
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -24,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from machine import described
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -169,24 +167,6 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def machine(browser: Any) -> dict[str, Any]:
-    """Where and with what this was measured."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": "python benchmarks/report.py",
-        "device": {"cpu": models[0] if models else platform.processor(), "cpus": os.cpu_count()},
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("numpy", "polars", "playwright")},
-            "chromium": browser.version,
-            "system": platform.system() + " " + platform.release().split("-")[0],
-        },
-    }
-
-
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
@@ -194,7 +174,12 @@ def main() -> None:
     load = os.getloadavg()
     with sync_playwright() as tools, tempfile.TemporaryDirectory() as folder:
         browser = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--enable-precise-memory-info"])
-        facts = machine(browser) | {"recording": RECORDING.name, "seed": SEED, "rounds": ROUNDS, "frames": FRAMES}
+        facts = described("python benchmarks/report.py", "numpy", "polars", "playwright", chromium=browser.version) | {
+            "recording": RECORDING.name,
+            "seed": SEED,
+            "rounds": ROUNDS,
+            "frames": FRAMES,
+        }
         results = {f"{size:.0e}": measure(browser, size, Path(folder)) for size in sizes}
         browser.close()
     text = json.dumps({**facts, "load_average": {"begin": load, "end": os.getloadavg()}, **results}, indent=1)

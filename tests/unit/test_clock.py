@@ -105,8 +105,9 @@ def test_a_clock_that_slips_beside_a_launch_takes_its_line_from_the_calibration_
         assert kinds == ["clock_disagrees"]
     else:
         assert kinds == ["clock_slipped"]
-        told = re.search(r"fell (\d+) ns", fitted.problems[0].text)
+        told = re.search(r"fell (\d+) ns behind between the (\w+)", fitted.problems[0].text)
         assert told is not None
+        assert told[2] == ("calibration" if slips == "before the launch" else "launch")
         assert int(told[1]) == pytest.approx(400 / 1.98, abs=40)
         assert fitted.uncertainty_ns < 90
         assert abs(float(fitted.cycles_per_ns()) / 1.98 - 1) < 3e-4

@@ -142,10 +142,6 @@ class CudaKernel:
             clean = self._build(self.clean, ()).function.resources(threads, options.shared_bytes)
             if traced["resident_blocks"] < clean["resident_blocks"]:
                 build, traced = self._squeeze(build, traced, clean, threads, options)
-        if build.library.symbol(layout.DESCRIPTOR_SYMBOL) is None:
-            raise SitesError(
-                f"{self.name} in {self.filename} has no Recorder: is the argument set that switches it on?"
-            )
         entry = {
             "name": self.name,
             "site_set": None,

@@ -10,29 +10,11 @@ from typing import Final
 
 import click
 
-from warplens.cli.output import file_argument, finish, launch_option, open_trace, quoted
+from warplens.cli.output import file_argument, finish, launch_option, number_list, open_trace, quoted
 from warplens.errors import UsageError
 
 _FORMATS: Final = ("perfetto", "parquet", "csv")
 _ENDINGS: Final = {"perfetto": ".pftrace.gz", "parquet": "-parquet", "csv": "-spans.csv"}
-_MOST_NUMBERS: Final = 1 << 20
-
-
-def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Numbers and ranges of them, `0,7,10-12`."""
-    if value is None:
-        return None
-    found: set[int] = set()
-    for piece in value.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise click.BadParameter(f"expected numbers such as 0,7,10-12, found {value!r:.60}", ctx, param)
-        low, high = int(first), int(last) if dash else int(first)
-        if not low <= high < low + _MOST_NUMBERS:
-            expected = f"expected a range of 1 to {_MOST_NUMBERS} numbers"
-            raise click.BadParameter(f"{expected}, found {piece.strip()!r:.60}", ctx, param)
-        found.update(range(low, high + 1))
-    return tuple(sorted(found))
 
 
 @click.command()
@@ -40,8 +22,8 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option("-t", "--format", "form", type=click.Choice(_FORMATS), required=True, help="What to write.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help="Where; a folder for parquet.")
 @launch_option
-@click.option("--sm", "sms", callback=_numbers, metavar="N,N-M", help="Only blocks on these SMs.")
-@click.option("--block", "blocks", callback=_numbers, metavar="N,N-M", help="Only these blocks.")
+@click.option("--sm", "sms", callback=number_list, metavar="N,N-M", help="Only blocks on these SMs.")
+@click.option("--block", "blocks", callback=number_list, metavar="N,N-M", help="Only these blocks.")
 @click.option("--from", "from_ns", type=int, metavar="NS", help="Only what ends after NS since the trace's origin.")
 @click.option("--to", "to_ns", type=int, metavar="NS", help="Only what begins before NS since the trace's origin.")
 @click.option(
@@ -54,8 +36,8 @@ def export(
     form: str,
     output: Path | None,
     launch: int | None,
-    sms: tuple[int, ...] | None,
-    blocks: tuple[int, ...] | None,
+    sms: list[int] | None,
+    blocks: list[int] | None,
     from_ns: int | None,
     to_ns: int | None,
     min_ns: int,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -34,7 +35,23 @@ LEAST_WIDTH: Final = 40
 
 file_argument = click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 launch_option = click.option("--launch", type=click.IntRange(min=0), metavar="N", help="Only launch N.")
+MAX_LISTED: Final = 10_000_000
+_RANGE: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def number_list(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
+    """The numbers that `0,7,100-131` names, as the callback of an option; a usage error for another text."""
+    if value is None:
+        return None
+    found = [_RANGE.fullmatch(part.strip()) for part in value.split(",")]
+    pairs = [(int(m[1]), int(m[2] or m[1])) for m in found if m is not None]
+    if None in found or any(low > high for low, high in pairs):
+        text = f"expected numbers and ranges such as 0,7,100-131, found {visible(value)!r}"
+        raise click.BadParameter(text, ctx, param)
+    if sum(high - low + 1 for low, high in pairs) > MAX_LISTED:
+        raise click.BadParameter(f"expected at most {MAX_LISTED:,} numbers, found more", ctx, param)
+    return [number for low, high in pairs for number in range(low, high + 1)]
 
 
 def console() -> Console:

@@ -24,7 +24,7 @@ from warplens.clock.pairs import (
 ROUGH_RATE_ERROR: Final = 2e-3
 """Of the rate that a launch's pairs give roughly."""
 RATE_SPREAD: Final = 1e-4
-"""SMs of one GPU run within this of each other (measured: 4.5e-5)."""
+"""SMs of one GPU run within this of each other (measured: benchmarks/results/clocks.json)."""
 AGREEING: Final = 0.9
 """Share of the SMs that a calibration must agree with."""
 SLIP_NS: Final = 40.0
@@ -96,9 +96,9 @@ def _calibrated_rates(pairs: Pairs, size: int, guess: float) -> Rates | None:
 def _continued_calibration(pairs: Pairs, size: int, problems: list[ClockProblem]) -> Rates | None:
     """Rates where the launch continues one calibration and not the other; only that one then bounds the lines.
 
-    An SM's clock falls behind, by some hundred cycles, when much work begins at once (docs/adr/0002-clocks.md): most
-    often between the calibration before and the launch. A launch's own pairs show which line it continues, but bound
-    it badly: globaltimer is read behind the clock, and other warps' turns come between.
+    An SM's clock falls behind, by some hundred cycles, when much work begins at once, on one side of the launch or the
+    other (docs/adr/0002-clocks.md). A launch's own pairs show which line it continues, but bound it badly: globaltimer
+    is read behind the clock, and other warps' turns come between.
     """
     own = pairs.part(pairs.kept & ~pairs.calibrated)
     if not len(own.sm):
@@ -116,19 +116,21 @@ def _continued_calibration(pairs: Pairs, size: int, problems: list[ClockProblem]
         # The prompt reads of each part of the launch: a clock that changes in between continues nothing.
         order = np.argsort(own.read[told], kind="stable")
         parts = [np.percentile(part, 25) for part in np.array_split(slip[told][order], 4) if len(part)]
-        found.append((max(np.abs(parts)), float(np.median(parts)), int(entry), rate))
+        before = bool(np.median(edges.read) < np.median(own.read))
+        found.append((max(np.abs(parts)), float(np.median(parts)), before, int(entry), rate))
     reach_ns = pairs.step_ns + SLIP_NS
     if not found or min(found)[0] > reach_ns:
         return None
-    _, _, chosen, rate = min(found)
-    for off, middle, _, _ in found:
+    least_off, _, _, chosen, rate = min(found)
+    for off, middle, before, _, _ in found:
         if off > reach_ns:
-            way = "behind" if middle > 0 else "ahead"
-            text = f"the SM clocks fell {abs(middle):.0f} ns {way} between a calibration and the launch"
+            verb, way = ("fell", "behind") if (middle > 0) == before else ("ran", "ahead")
+            between = "the calibration before and the launch" if before else "the launch and the calibration after"
+            text = f"the SM clocks {verb} {abs(middle):.0f} ns {way} between {between}"
             problems.append(ClockProblem("clock_slipped", 1, "note", text + ": the other calibration is used"))
     pairs.kept &= ~pairs.calibrated | (pairs.entry == chosen)
-    pairs.low -= min(found)[0]  # what the launch was seen to be off by
-    pairs.high += min(found)[0]
+    pairs.low -= least_off  # as far as the launch was seen to be off
+    pairs.high += least_off
     pairs.low[~pairs.calibrated], pairs.high[~pairs.calibrated] = -np.inf, np.inf
     return Rates(np.full(size, rate), np.full(size, rate * RATE_SPREAD))
 

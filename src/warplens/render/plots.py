@@ -7,17 +7,16 @@ take about a second; an SVG holds them as one picture and comes out the same byt
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from warplens.errors import FileError, UsageError
+from warplens.errors import UsageError
 from warplens.render.escape import visible
 from warplens.render.facts import mapping
 from warplens.render.pick import shape
+from warplens.trace.whole import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,15 +77,8 @@ def _figure(trace: Trace, kind: str, launch: int | None, block: int | None) -> F
 def _write(figure: Figure, target: Path) -> None:
     suffix = target.suffix.lower()
     metadata: dict[str, Any] = {"Date": None, "Creator": "warplens"} if suffix == ".svg" else {"Software": "warplens"}
-    part = target.with_name(f".warplens-{os.getpid()}.part")  # short: `target` may have as long a name as can be
-    try:
-        figure.savefig(part, format=suffix[1:], dpi=PIXELS_PER_INCH, metadata=metadata)
-        part.replace(target)
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):  # the folder is none, or its name is too long
-            part.unlink(missing_ok=True)
+    with whole_file(target) as stream:
+        figure.savefig(stream, format=suffix[1:], dpi=PIXELS_PER_INCH, metadata=metadata)
 
 
 def drawable(text: object, *, limit: int = 60) -> str:

@@ -8,12 +8,10 @@ that one script and that one style sheet and forbids all else; what comes out of
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import html
 import json
 import math
-import os
 import re
 import zlib
 from collections.abc import Sequence
@@ -21,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from warplens.errors import FileError, UsageError
+from warplens.errors import UsageError
 from warplens.render.escape import visible
 from warplens.render.page_data import page_data
+from warplens.trace.whole import whole_file
 
 if TYPE_CHECKING:
     from warplens.trace import Trace
@@ -59,7 +58,8 @@ def report(trace: Trace, path: str | Path, *, launch: int | None = None, blocks:
     source = getattr(trace, "path", None)
     name = source.name if source is not None else "trace"
     facts = data.facts | {"file": visible(name, limit=400), "columns": data.columns}
-    _write(target, page_text(f"{visible(name)} - warplens", facts, data.streams))
+    with whole_file(target) as stream:
+        stream.writelines(piece.encode() for piece in page_text(f"{visible(name)} - warplens", facts, data.streams))
     return Report(target, data.shown, data.held, data.sampled)
 
 
@@ -113,16 +113,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def _write(target: Path, pieces: list[str]) -> None:
-    part = target.with_name(f".warplens-{os.getpid()}.part")  # short: `target` may have as long a name as can be
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(pieces)
-        part.replace(target)
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):  # the folder is none, or its name is too long
-            part.unlink(missing_ok=True)

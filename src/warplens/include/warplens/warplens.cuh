@@ -54,19 +54,10 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
 
   // Ends the open phase or wait and begins this phase: one event a boundary.
-  __device__ __forceinline__ void phase(Site site) {
-    put(code(site, kVerbPhase));
-    waits_ = false;
-  }
-  __device__ __forceinline__ void phase(Site site, unsigned payload) {
-    with_payload(site, kVerbPhase, payload);
-    waits_ = false;
-  }
+  __device__ __forceinline__ void phase(Site site) { put(code(site, kVerbPhase)); }
+  __device__ __forceinline__ void phase(Site site, unsigned payload) { with_payload(site, kVerbPhase, payload); }
   // Ends the open phase or wait and begins none.
-  __device__ __forceinline__ void end_phase() {
-    put(control(detail::layout::kControlCodePhaseEnd));
-    waits_ = false;
-  }
+  __device__ __forceinline__ void end_phase() { put(kEndPhase); }
 
   // An instant.
   __device__ __forceinline__ void mark(Site site) { put(code(site, kVerbMark)); }
@@ -100,18 +91,9 @@ class Recorder {
 
   // A phase in which the warp waits for the site's resource; it ends as a phase does. Use it for barriers: the mark
   // behind a `phase` can be taken before __syncthreads() has opened.
-  __device__ __forceinline__ void wait(Site site) {
-    put(code(site, kVerbWait));
-    waits_ = true;
-  }
-  __device__ __forceinline__ void wait(Site site, unsigned payload) {
-    with_payload(site, kVerbWait, payload);
-    waits_ = true;
-  }
-  __device__ __forceinline__ void wait(Site site, Join joined) {
-    with_id(site, kVerbWait, joined.id);
-    waits_ = true;
-  }
+  __device__ __forceinline__ void wait(Site site) { put(code(site, kVerbWait)); }
+  __device__ __forceinline__ void wait(Site site, unsigned payload) { with_payload(site, kVerbWait, payload); }
+  __device__ __forceinline__ void wait(Site site, Join joined) { with_id(site, kVerbWait, joined.id); }
   // An instant: the warp has done its part for the site's resource.
   __device__ __forceinline__ void arrive(Site site) { put(code(site, kVerbArrive)); }
   __device__ __forceinline__ void arrive(Site site, unsigned payload) { with_payload(site, kVerbArrive, payload); }
@@ -125,6 +107,7 @@ class Recorder {
   static constexpr unsigned kVerbRangeEnd = detail::layout::kVerbRangeEnd;
   static constexpr unsigned kVerbWait = detail::layout::kVerbWait;
   static constexpr unsigned kVerbArrive = detail::layout::kVerbArrive;
+  static constexpr unsigned kEndPhase = detail::layout::kControlCodePhaseEnd << detail::layout::kCodeVerbShift;
 
   __device__ __forceinline__ static constexpr unsigned code(unsigned site, unsigned verb) {
     return site << detail::layout::kCodeSiteShift | verb << detail::layout::kCodeVerbShift;
@@ -133,6 +116,10 @@ class Recorder {
   // that holds for each mark, since the barrier may stand in front of any.
   __device__ __forceinline__ void put(unsigned code, unsigned id = 0, unsigned payload = 0) {
     storage_.put(code, id, payload, waits_);
+    const bool of_site = code >> detail::layout::kCodeSiteShift != 0;
+    const unsigned verb = code >> detail::layout::kCodeVerbShift & ((1u << detail::layout::kCodeVerbBits) - 1u);
+    if (code == kEndPhase || (of_site && verb == kVerbPhase)) waits_ = false;
+    if (of_site && verb == kVerbWait) waits_ = true;
   }
   __device__ __forceinline__ static constexpr unsigned control(unsigned what) { return code(0, what); }
   __device__ __forceinline__ void with_payload(unsigned site, unsigned verb, unsigned payload) {

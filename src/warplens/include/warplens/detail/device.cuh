@@ -64,13 +64,13 @@ __device__ __forceinline__ u32 load_constant(const u32* pointer, u32 zero) {
   return value;
 }
 
-// Lets a barrier take effect. BAR.SYNC does not hold a warp at once: a clock read right behind it was taken 14 cycles
-// later on an H200, whoever was still missing. A load of shared memory goes through the queue that the barrier goes
-// through, and no compiler moves it above a barrier. The second load is there to wait for the first, which decides
-// whether it is done; a clock is not read before a load that stands in front of it. (A branch costs more.) What is read
-// is, from sm_90 on, the first word of the kilobyte that every block has reserved for the system, so that no memory of
-// our own is needed; before, shared memory begins with the kernel's own. tests/gpu holds that a wait is then seen as
-// long as it is.
+// Lets a barrier take effect. BAR.SYNC does not hold a warp at once: on an H200 a clock right behind it was read 2
+// cycles after one in front of it, whoever was still missing (benchmarks/results/device_facts.json). A load of shared
+// memory goes through the queue that the barrier goes through, and no compiler moves it above a barrier. The second
+// load is there to wait for the first, which decides whether it is done; a clock is not read before a load that stands
+// in front of it. (A branch costs more.) What is read is, from sm_90 on, the first word of the kilobyte that every
+// block has reserved for the system, so that no memory of our own is needed; before, shared memory begins with the
+// kernel's own. tests/gpu holds that a wait is then seen as long as it is.
 __device__ __forceinline__ void settle() {
 #if __CUDA_ARCH__ >= 900
   const u32 address = 0;
@@ -185,15 +185,6 @@ __device__ __forceinline__ void add_to_counter(u64 address, u64 value) {
 
 __device__ __forceinline__ void clamp_cursor(u64 address, u32 limit) {
   asm volatile("red.global.min.u32 [%0], %1;" ::"l"(address), "r"(limit) : "memory");
-}
-
-__device__ __forceinline__ u32 exchange_if_shared(u32 address, u32 expected, u32 value) {
-  u32 old;
-  asm volatile("atom.shared.cas.b32 %0, [%1], %2, %3;"
-               : "=r"(old)
-               : "r"(address), "r"(expected), "r"(value)
-               : "memory");
-  return old;
 }
 
 }  // namespace detail
