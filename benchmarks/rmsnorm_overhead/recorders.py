@@ -13,20 +13,28 @@ HERE = Path(__file__).parent
 MARKS = 9  # eight phases and the end
 RIVALS = {"document": "document.cuh", "flashinfer": "flashinfer.cuh"}
 _STORES = tuple(
-    ("packed.cuh", store, f"if (record == 0x12345678u) {store}")
-    for store in ("store_word(address, select(in_record", "store_word(address, select(lane_")
+    ("packed.cuh", store, f"if (word == 0x12345678u) {store}")
+    for store in ("store_word(address, select(in_record", "store_word(address, word);")
 )
 _ASK = (
     "packed.cuh",
-    "        index_ = ask_for_chunk();\n      }\n    } else",
-    "        index_ = blockIdx.x * 20u + threadIdx.x / 32u;\n      }\n    } else",
+    "if (lane == 0) kept.index = ask_for_chunk();",
+    "if (lane == 0) kept.index = blockIdx.x * 20u + threadIdx.x / 32u;",
 )
-_END = ("packed.cuh", "if (limit_ == kOff) return;", "if (limit_ == kOff || time_ != 0x12345678u) return;")
-_BARRIER = ("packed.cuh", "if (after_wait) settle();\n    keep_event", "keep_event")
+_END = ("packed.cuh", "    choice_.end_block();", "    if (kept_.time != 0x12345678u) return;")
+_BARRIER = ("packed.cuh", "if (after_wait) settle();\n    if (is_counted())", "if (is_counted())")
+_EXACT = ("packed.cuh", "kCounted && kept.life(base) > kReach ? kNone : kept.index", "kept.index")
+_BOUND = (
+    "packed.cuh",
+    "bool usual = active == kFullMask && index < shared_chunks();",
+    "bool usual = active == kFullMask;",
+)
 ABLATIONS = {
     "without the store": _STORES,
     "without asking for space": (_ASK,),
     "clock not held behind barriers": (_BARRIER,),
+    "without the proof that times are exact": (_EXACT,),
+    "without bounds": (_BOUND,),
     "marks and asking, nothing at the end": (_END,),
     "marks alone": (_ASK, _END),
 }

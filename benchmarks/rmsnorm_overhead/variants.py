@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import recorders
@@ -27,8 +27,14 @@ from warplens.capture.cuda import CudaKernel
 from warplens.capture.options import RecordOptions
 
 EPS = 1e-6
-NARROWED = "warplens, blocks and warps chosen"
-VARIANTS = ("clean", "warplens", NARROWED, "document", "flashinfer", *recorders.ABLATIONS)
+MAX_SMS = 256
+CHOICES: dict[str, dict[str, int]] = {
+    "warplens, blocks and warps chosen at run time": {},
+    "warplens, one block in eight": {"every_block": 8},
+    "warplens, switched off at run time": {"warp_mask": 0},
+}
+POLICIES = {"warplens, stream": "stream", "warplens, live": "live"}
+VARIANTS = ("clean", "warplens", *CHOICES, *POLICIES, "document", "flashinfer", *recorders.ABLATIONS)
 
 
 def checked(result: tuple[Any, ...]) -> Any:
@@ -141,7 +147,7 @@ class Warplens(Variant):
     traced = True
     include_options: tuple[str, ...] = ()
     record_options = RecordOptions()
-    mode = layout.Mode.ALL
+    choice: ClassVar[dict[str, int]] = {}
 
     def build(self, arch: str) -> Any:  # noqa: ARG002
         """The build that `Kernel.record` would choose for this launch."""
@@ -149,13 +155,18 @@ class Warplens(Variant):
         kernel = CudaKernel(self.source(), name, options=self.include_options, filename="rmsnorm.cu")
         work = self.workload
         self.chunks = work.launches * work.rows * work.warps
-        self.arena = Arena(layout.ARENA_OFFSET + 4 * self.chunks * layout.CHUNK_BYTES)  # half of it is the pool
+        capacity_bytes = layout.CONTROL_BYTES + 4 * self.chunks * layout.CHUNK_BYTES  # half of it is the pool
+        self.arena = Arena(capacity_bytes, mapped=self.record_options.policy == "live", sm_count=MAX_SMS)
+        if self.choice:
+            keeps = (self.choice.get("every_block", 1), self.choice.get("warp_mask", 1))
+            self.chunks = -(-work.rows // keeps[0]) * work.launches * work.warps if keeps[1] else 0
         shape = (work.rows, 1, 1), (work.warps * 32, 1, 1)
         build, self.entry = kernel.traced_build(*shape, self.record_options, self.arena)
         self.kernel, self.build_options = kernel, build.options
         address = build.library.symbol(layout.DESCRIPTOR_SYMBOL)
-        value = self.arena.descriptor(self.mode).reshape(1)
+        value = self.arena.descriptor().reshape(1)
         checked(driver.cuMemcpyHtoD(address, value.ctypes.data, value.nbytes))
+        self.arena.choose(0, **self.choice)
         return build.function.handle
 
     def reset(self) -> None:
@@ -177,11 +188,30 @@ class Warplens(Variant):
         return found
 
 
-class Narrowed(Warplens):
-    """The build for chosen blocks and warps, which reads its switch at run time; here all of them are chosen."""
+class Chosen(Warplens):
+    """The build that reads at run time what is recorded."""
 
     record_options = RecordOptions(warps=tuple(range(32)))
-    mode = layout.Mode.NARROWED
+
+    def __init__(self, name: str, workload: Workload, arch: str) -> None:
+        self.choice = CHOICES[name]
+        super().__init__(name, workload, arch)
+
+
+class Streamed(Warplens):
+    """Another storage policy, everything recorded."""
+
+    def __init__(self, name: str, workload: Workload, arch: str) -> None:
+        self.record_options = RecordOptions(policy=POLICIES[name])
+        super().__init__(name, workload, arch)
+
+    def recorded(self) -> dict[str, int]:
+        """Chunks and losses of the last replay; RuntimeError when chunks are missing."""
+        drained = self.arena.drain(torch.cuda.current_stream().cuda_stream)
+        found = {"chunks": len(drained.chunks), "lost_events": drained.lost_events}
+        if found != {"chunks": self.chunks, "lost_events": 0}:
+            raise RuntimeError(f"{self.name} recorded {found}; expected {self.chunks} chunks and no loss")
+        return found
 
 
 class Rival(Variant):
@@ -243,7 +273,8 @@ def make_variant(name: str, workload: Workload, arch: str) -> Variant:
     kinds: dict[str, type[Variant]] = {
         "clean": Variant,
         "warplens": Warplens,
-        NARROWED: Narrowed,
+        **dict.fromkeys(CHOICES, Chosen),
+        **dict.fromkeys(POLICIES, Streamed),
         **dict.fromkeys(recorders.ABLATIONS, Ablated),
     }
     return kinds.get(name, Rival)(name, workload, arch)

@@ -86,7 +86,7 @@ class ChunkFlag(enum.IntFlag):
     EXACT = 4  # no event is older than base_cycles - 2^(32 - code_bits), whatever lay before: times are exact
     BLOCK_RECORD = 8  # words 24..31 hold the block record
     NONUNIFORM = 16  # lanes disagreed about how many marks the warp had passed
-    STREAM = 32  # reserved for the policies `stream` and `live`
+    STREAM = 32  # policies `stream` and `live`: base_cycles is the clock of the chunk's begin, count is not told
     SPARE = 64
 
 
@@ -117,10 +117,12 @@ class Control(enum.IntEnum):
     """What a record of site 0 says, in its verb field."""
 
     NONE = 0  # a word that was never written
-    END = 1  # reserved: a warp's end is base_cycles of its chunk with the flag LAST
+    END = (
+        1  # of a chunk with the flag STREAM: the recorder ended; else base_cycles of a chunk with the flag LAST says so
+    )
     GAP = 2  # payload: records left out on purpose or lost before this one
     RANGE_POP = 3
-    EPOCH = 4  # reserved for `stream`: id and payload hold a full clock64
+    EPOCH = 4  # reserved: id and payload hold a full clock64
     TOKEN_END = 5  # id: the sequence of the RANGE_START in this warp that it ends
     PHASE_END = 6  # ends the open phase without beginning another
     ANCHOR = 7  # reserved: id and payload hold a globaltimer
@@ -142,7 +144,8 @@ def sites_hash(name: str) -> int:
 
 
 # ---- device memory ------------------------------------------------------------------------------------------
-# The module's constant symbol `warplens_device` points at the control block; the arena of chunks follows it.
+# The module's constant symbol `warplens_device` points at the control block and at the chunks. What a host changes
+# while kernels run lies in the control block.
 DESCRIPTOR_SYMBOL: Final = "warplens_device"
 SITES_SYMBOL_PREFIX: Final = "warplens_sites_"
 # The string of a site set: the sites, then the file and the line of the declaration. The sites are either
@@ -152,34 +155,50 @@ FIELD_SEPARATOR: Final = "\x1f"
 TAIL_SEPARATOR: Final = "\x1d"
 
 
-class Mode(enum.IntEnum):
-    """What the device records, in the descriptor."""
-
-    OFF = 0
-    ALL = 1
-    NARROWED = 2
-
-
 DESCRIPTOR = np.dtype(
     [
         ("control", "<u8"),  # device address of the control block; 0 = record nothing
+        ("arena", "<u8"),  # device address of the chunks, of device memory or of mapped host memory
         ("shared_chunks", "<u4"),  # chunks that the cursors hand out, a multiple of CURSOR_COUNT
         ("chunks", "<u4"),  # all chunks: the rest may be taken by any warp whose cursor is at its end
-        ("mode", "<u4"),  # Mode
-        ("every", "<u4"),  # in mode NARROWED: record every n-th block
-        ("warp_mask", "<u4"),  # in mode NARROWED: bit w = record warp w of a block
-        ("spare", "<u4"),
     ]
 )
-CONTROL_LOST_EVENTS: Final = 0  # u64
-CONTROL_LOST_CHUNKS: Final = 8  # u64
-CONTROL_POOL_CURSOR: Final = 128  # u32, begins at shared_chunks
+# What is recorded, four words read at once: a warp mask (0 = nothing), then three for every n-th block (`choice`).
+CONTROL_CHOICE: Final = 0
+CHOICE_LIST: Final = 32  # bit of the fourth word: blocks are listed
+CHOICE_WINDOW: Final = 64  # ... launches are counted, and those of a window recorded
+CHOICE_ITERATION_SHIFT: Final = 8  # ... and above it: n of every n-th iteration, 0 for all
+CONTROL_LIST_ADDRESS: Final = 16  # u64, of words whose bit b % 32 in word b / 32 says that block b is recorded
+CONTROL_LIST_BLOCKS: Final = 24  # u64, bits that there are
+CONTROL_BLOCKS_ENDED: Final = 32  # u64, over all launches; counted while there is a window
+CONTROL_WINDOW_FIRST: Final = 40  # u64, launch
+CONTROL_WINDOW_LAUNCHES: Final = 48  # u64
+CONTROL_FRESH: Final = 128  # from here on it begins anew with each recording
+CONTROL_LOST_EVENTS: Final = 128  # u64
+CONTROL_LOST_CHUNKS: Final = 136  # u64
+CONTROL_POOL_CURSOR: Final = 192  # u32, begins at shared_chunks
 # Cursor c begins at c and goes up by CURSOR_COUNT: what it holds is the index of the next chunk.
 CONTROL_CURSORS: Final = 256  # u32 each, CURSOR_STRIDE apart
 CURSOR_COUNT: Final = 1024
 CURSOR_STRIDE: Final = 32
-ARENA_OFFSET: Final = CONTROL_CURSORS + CURSOR_COUNT * CURSOR_STRIDE
+CONTROL_BYTES: Final = CONTROL_CURSORS + CURSOR_COUNT * CURSOR_STRIDE
 CONTROL_ALIGNMENT: Final = CURSOR_COUNT * CURSOR_STRIDE  # of the control block: an offset of a cursor is OR-ed in
+# Policy `live`: behind the chunks, an entry of four words for each warp that an SM can hold, by SM and %warpid: the
+# block's linear index + 1 (0 = none yet), the warp, the sequence of its last event and that event's record.
+LAST_WARPS: Final = 64
+LAST_BYTES: Final = 16
+
+
+def choice(*, every_block: int = 1, warp_mask: int = 0xFFFFFFFF, every_iteration: int = 1) -> list[int]:
+    """The words at CONTROL_CHOICE that record every `every_block`-th block and `every_iteration`-th iteration.
+
+    Block b is one of them if and only if b times the second word, turned right by the low five bits of the fourth, is
+    at most the third (Granlund and Montgomery, "Division by invariant integers using multiplication", 1994, section 9).
+    """
+    twos = (every_block & -every_block).bit_length() - 1
+    inverse = pow(every_block >> twos, -1, 1 << 32)
+    iterations = every_iteration if every_iteration > 1 else 0
+    return [warp_mask, inverse, 0xFFFFFFFF // every_block, twos | iterations << CHOICE_ITERATION_SHIFT]
 
 
 def _constants() -> dict[str, int]:
@@ -204,19 +223,16 @@ def device_header() -> str:
         "",
     ]
     lines += [f"constexpr unsigned {_camel('k', name)} = {value}u;" for name, value in _constants().items()]
-    for prefix, members in (("kFlag", ChunkFlag), ("kVerb", Verb), ("kControlCode", Control), ("kMode", Mode)):
+    for prefix, members in (("kFlag", ChunkFlag), ("kVerb", Verb), ("kControlCode", Control)):
         lines.append("")
         lines += [f"constexpr unsigned {_camel(prefix, m.name or '')} = {m.value}u;" for m in members]
     lines += [
         "",
         "struct Descriptor {",
         "  unsigned long long control;",
+        "  unsigned long long arena;",
         "  unsigned shared_chunks;",
         "  unsigned chunks;",
-        "  unsigned mode;",
-        "  unsigned every;",
-        "  unsigned warp_mask;",
-        "  unsigned spare;",
         "};",
         "",
         "}  // namespace layout",
@@ -234,7 +250,7 @@ def documentation_table() -> str:
     rows = ["<!-- Generated by `python -m warplens.layout` from layout.py: do not edit. -->", ""]
     rows += ["| constant | value |", "|---|---|"]
     rows += [f"| `{name}` | {value} |" for name, value in _constants().items()]
-    for title, members in (("Chunk flags", ChunkFlag), ("Verbs", Verb), ("Control codes", Control), ("Modes", Mode)):
+    for title, members in (("Chunk flags", ChunkFlag), ("Verbs", Verb), ("Control codes", Control)):
         rows += ["", f"| {title.lower()} | value |", "|---|---|"]
         rows += [f"| `{m.name}` | {m.value} |" for m in members]
     return "\n".join(rows) + "\n"

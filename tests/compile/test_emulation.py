@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.emulation import FULL, Case, Result, Step, build, decoded, events, reference, run
+from tests.emulation import CODE_BITS, FULL, POLICIES, Case, Result, Step, build, decoded, events, reference, run
 from warplens.decode import Decoded
 from warplens.decode.flags import SpanFlag
-from warplens.layout import Mode
 
 pytestmark = pytest.mark.compile
 
-POLICIES = ("packed", "staged")
+PARTING = ("packed", "staged")  # where lanes may part
 COLUMNS = ("block", "warp", "sequence", "site", "depth", "start_cycles", "duration_cycles")
 
 
@@ -71,7 +70,7 @@ def random_case(rng: random.Random, *, chunks: int = 3000) -> Case:
         seed=rng.getrandbits(30),
     )
     if rng.random() < 0.25:
-        case.mode, case.every, case.warp_mask = Mode.NARROWED, rng.choice([1, 2]), rng.getrandbits(4) | 1
+        case.every, case.warp_mask = rng.choice([1, 2, 3]), rng.getrandbits(4) | 1
     return case.timed()
 
 
@@ -123,7 +122,49 @@ def diverging_case(rng: random.Random) -> Case:
     ).timed()
 
 
+TURN = 1 << (32 - CODE_BITS)  # what a record can tell
+GAPS = (1000, TURN * 9 // 10, TURN - 1, TURN, TURN + 1, TURN * 11 // 10, 100 * TURN)
+
+
+def waiting_case(rng: random.Random, gaps: tuple[int, ...]) -> Case:
+    case = Case([[Step(rng.choice("pwM"), rng.randrange(1, 9), 7) for _ in range(rng.choice([1, 3, 9, 40]))]]).timed()
+    late = 0
+    for step in case.programs[0]:
+        late += rng.choice(gaps) if rng.random() < 0.3 else 0
+        step.clock += late
+    case.ends[0] += late + rng.choice(gaps)
+    return case
+
+
 @pytest.mark.parametrize("policy", POLICIES)
+def test_times_are_right_however_many_turns_of_a_record_a_warp_waits(policy: str, programs: Any) -> None:
+    rng = random.Random(8)
+    cases = [waiting_case(rng, GAPS) for _ in range(200)]
+    for case, result in zip(cases, run(programs(policy), cases), strict=True):
+        found = decoded(case, result)
+        assert "wrapped" not in told(found)
+        starts = [step.clock for step in case.programs[0]]
+        assert found.spans.start_cycles.tolist() == starts
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_times_are_right_or_told_as_doubtful_however_many_turns_of_32_bits_a_warp_waits(
+    policy: str, programs: Any
+) -> None:
+    rng = random.Random(9)
+    wide = 1 << 32
+    cases = [waiting_case(rng, (1000, wide * 9 // 10, wide, wide * 11 // 10, 30 * wide)) for _ in range(200)]
+    doubtful = 0
+    for case, result in zip(cases, run(programs(policy), cases), strict=True):
+        found = decoded(case, result)
+        wrapped = found.spans.flags & np.uint16(SpanFlag.WRAPPED) != 0
+        starts = np.array([step.clock for step in case.programs[0]])
+        assert (found.spans.start_cycles == starts)[~wrapped].all()
+        doubtful += int(wrapped.sum())
+    assert (doubtful > 0) == (policy == "counted")  # the only one that keeps no more than the clock's low half
+
+
+@pytest.mark.parametrize("policy", PARTING)
 def test_lanes_that_part_hang_nothing_and_write_nowhere_else(policy: str, programs: Any) -> None:
     rng = random.Random(7)
     cases = [diverging_case(rng) for _ in range(400)]
@@ -161,7 +202,6 @@ def test_a_block_whose_first_warp_makes_no_mark_knows_its_sm(programs: Any) -> N
 
 def test_warps_recorded_without_their_first_one_know_their_sm(programs: Any) -> None:
     case = Case([[Step("p", 1)], [Step("p", 1), Step("p", 2)]] * 8, blocks=8, threads=(64, 1, 1), warp_mask=2).timed()
-    case.mode = Mode.NARROWED
     (result,) = run(programs("packed"), [case])
     found = decoded(case, result)
     assert "sm_unknown" not in told(found)

@@ -88,10 +88,10 @@ def test_off_moves_128_bits_at_a_time(arch: str, dtype: str, tmp_path: Path) -> 
 def test_each_phase_holds_its_own_memory_operations(arch: str, dtype: str, tmp_path: Path) -> None:
     compiled = marked(arch)
     code = "\n".join(disassemble(compiled.cubin, compiled.names[name(dtype, True)], tmp_path))
-    hot = code[: code.index("STG.E.EF.128") + len("STG.E.EF.128")]
+    hot = code[code.index("SR_CLOCKLO") : code.index("STG.E.EF.128") + len("STG.E.EF.128")]
     operation = r"SR_CLOCKLO|LDG\.E\.128|SHFL\.BFLY|BAR\.SYNC|STG\.E\.EF\.128"
     # A run of clock reads is one boundary: block_reduce between two marks only writes to shared memory.
-    boundaries = [kind for kind, _ in groupby(re.findall(operation, hot[hot.index("SR_CLOCKLO") :]))]
+    boundaries = [kind for kind, _ in groupby(re.findall(operation, hot))]
     between = ["LDG.E.128", "SHFL.BFLY", "BAR.SYNC", "SHFL.BFLY", "BAR.SYNC", "LDG.E.128", "STG.E.EF.128"]
     assert boundaries == [item for kind in between for item in ("SR_CLOCKLO", kind)]
     # The sums wait for the loaded values: their latency lands in load_sumsq, not in the phase after it.

@@ -18,7 +18,7 @@ from tests.synthesis import BlockRecord, Clock, Event, Warp, calibration, encode
 from warplens import layout
 from warplens.capture.compile import get_include
 from warplens.decode import Decoded, decode
-from warplens.decode.chunks import U32
+from warplens.decode.arrays import U32
 from warplens.decode.manifest import check
 from warplens.layout import Control, Verb
 
@@ -27,6 +27,13 @@ FULL = 0xFFFFFFFF
 CLOCK = Clock(offset_cycles=8_000_000_000_000, cycles_per_ns=1.98)
 SITES = [(name, "phase", "") for name in "abcdefgh"]
 CODE_BITS = layout.code_bits(len(SITES))
+POLICIES = {
+    "packed": ["-DWARPLENS_POLICY=packed"],
+    "counted": ["-DWARPLENS_POLICY=packed", "-DCOUNTED"],
+    "staged": ["-DWARPLENS_POLICY=staged"],
+    "stream": ["-DWARPLENS_POLICY=stream"],
+    "live": ["-DWARPLENS_POLICY=live"],
+}
 VERBS: dict[str, tuple[Any, str]] = {
     "p": (Verb.PHASE, ""),
     "P": (Verb.PHASE, "payload"),
@@ -68,7 +75,6 @@ class Case:
     threads: tuple[int, int, int] = (32, 1, 1)
     chunks: int = 3000
     shared_chunks: int = 2048
-    mode: int = 1
     every: int = 1
     warp_mask: int = FULL
     seed: int = 1
@@ -101,14 +107,14 @@ class Result:
 
 
 def build(policy: str, folder: Path) -> Path:
-    """The program for a storage policy."""
+    """The program for a storage policy; "counted" is `packed` where the compiler counts the records."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler, "no C++ compiler was found: apt install g++"
     program = folder / f"emulation-{policy}"
     include = [f"-I{get_include()}", "-include", str(HERE / "device.h")]
     frames = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]  # operate() asks who called its caller
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-frame-address"]
-    options = ["-std=c++17", "-O1", *frames, *warnings, f"-DWARPLENS_POLICY={policy}", *include]
+    options = ["-std=c++17", "-O1", *frames, *warnings, *POLICIES[policy], *include]
     subprocess.run([compiler, *options, "-o", program, HERE / "warps.cpp"], check=True)
     return program
 
@@ -117,7 +123,8 @@ def run(program: Path, cases: list[Case]) -> list[Result]:
     """Runs the cases, one after the other."""
     lines = [str(len(cases))]
     for case in cases:
-        head = case.seed, case.chunks, case.shared_chunks, case.mode, case.every, case.warp_mask, case.blocks
+        choice = layout.choice(every_block=case.every, warp_mask=case.warp_mask)
+        head = case.seed, case.chunks, case.shared_chunks, *choice, case.blocks
         lines.append(" ".join(map(str, (*head, *case.threads, len(case.programs)))))
         for steps, sm, end in zip(case.programs, case.sms, case.ends, strict=True):
             lines.append(f"{len(steps)} {sm}")
@@ -139,7 +146,8 @@ def facts(case: Case, lost_events: int = 0) -> dict[str, Any]:
     launch = {"grid": [case.blocks, 1, 1], "block": list(case.threads), "lost_events": lost_events}
     launch |= {"every": case.every, "warp_mask": case.warp_mask, "lost_chunks": min(lost_events, 1)}
     made = manifest(launches=[launch], sites=SITES, sm_count=8, set_name="emulation")
-    around = [("before", 0), ("after", 20_000_000)]
+    after_ns = 20_000_000 + int((max(case.ends) - CLOCK.offset_cycles) / CLOCK.cycles_per_ns)
+    around = [("before", 0), ("after", after_ns)]
     return check({**made, "calibration": [calibration([CLOCK] * 8, when, t_ns) for when, t_ns in around]})
 
 
@@ -168,7 +176,7 @@ def reference(case: Case) -> Result:
     made = []
     for number, (steps, sm, end) in enumerate(zip(case.programs, case.sms, case.ends, strict=True)):
         block, warp = divmod(number, case.warps)
-        if case.mode == layout.Mode.NARROWED and (block % case.every or not case.warp_mask >> warp & 1):
+        if block % case.every or not case.warp_mask >> warp & 1:
             continue
         record = (
             BlockRecord(steps[0].clock if steps else end, sm, layout.sites_hash("emulation")) if warp == 0 else None

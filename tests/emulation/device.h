@@ -27,6 +27,8 @@ extern unsigned sm;
 Dim thread();
 unsigned lane();
 uint64_t clock();
+uint64_t clock_again();  // the last one read, if one was at this mark
+unsigned load(uint64_t address);
 uint64_t globaltimer();
 // What a lane gets of an operation of its warp.
 __attribute__((noinline)) unsigned operate(Wait kind, unsigned mask, unsigned value, unsigned source);
@@ -60,6 +62,13 @@ using u64 = unsigned long long;
 
 constexpr u32 kFullMask = 0xffffffffu;
 
+// What runs here is a loop over a program, so a compiler knows no count; the tests say which way is meant.
+#ifdef COUNTED
+#define WARPLENS_DETAIL_KNOWN(value) true
+#else
+#define WARPLENS_DETAIL_KNOWN(value) false
+#endif
+
 constexpr u32 low(u64 value) { return static_cast<u32>(value); }
 constexpr u32 high(u64 value) { return static_cast<u32>(value >> 32); }
 
@@ -67,6 +76,7 @@ inline u64 read_clock() { return emulated::clock(); }
 inline u32 read_clock_low() { return low(emulated::clock()); }
 inline u64 read_globaltimer() { return emulated::globaltimer(); }
 inline u32 read_laneid() { return emulated::lane(); }
+inline u32 read_warpid() { return emulated::lane() / 32; }
 inline u32 read_smid() { return emulated::sm; }
 inline u64 read_gridid() { return 1; }
 inline u32 linear_block() { return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z); }
@@ -76,10 +86,15 @@ inline u32 select(u32 condition, u32 yes, u32 no) { return condition != 0 ? yes 
 inline void settle() {}
 inline void ask_for(u32, u32) {}
 inline u32 lane_behind_timers(u32 thread) { return thread % 32u; }
-inline u32 load_constant(const u32* pointer, u32) { return *pointer; }
+inline u32 rotate_right(u32 value, u32 bits) { return value >> bits | value << (31u & (32u - bits)); }
+inline u32 load_word(u64 address) { return emulated::load(address); }
+inline u64 load_wide(u64 address) { return static_cast<u64>(load_word(address + 4)) << 32 | load_word(address); }
+inline void load_words(u64 address, u32& a, u32& b, u32& c, u32& d) {
+  a = load_word(address), b = load_word(address + 4), c = load_word(address + 8), d = load_word(address + 12);
+}
 
-inline void read_timers(u32& clock, u32& globaltimer, u32 thread) {
-  clock = read_clock_low();
+inline void read_timers(u64& clock, u32& globaltimer, u32 thread) {
+  clock = emulated::clock_again();
   globaltimer = thread < 32u ? low(read_globaltimer()) : 0;
 }
 inline void take_clock(u32& time, u32& code, u32 lane, u32 first, u32 its_code) {
@@ -87,7 +102,15 @@ inline void take_clock(u32& time, u32& code, u32 lane, u32 first, u32 its_code) 
   if (lane >= first) time = now, code = its_code;
 }
 
+inline void keep_clock(u32& time, u32& code, u32 lane, u32 first, u32 its_time, u32 its_code) {
+  if (lane >= first) time = its_time, code = its_code;
+}
+
 inline void store_word(u64 address, u32 value) { emulated::store(address, value); }
+inline void store_if(bool condition, u32 address_low, u32 address_high, u32 value) {
+  if (condition) store_word(static_cast<u64>(address_high) << 32 | address_low, value);
+}
+inline void fence_system() {}
 inline void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
   const u32 words[] = {a, b, c, d};
   for (u32 i = 0; i < 4; ++i) emulated::store(address + 4 * i, words[i]);

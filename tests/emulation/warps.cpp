@@ -61,12 +61,21 @@ void fault(const std::string& text) {
   if (faults.size() < 20) faults.push_back(text);
 }
 
+unsigned char* at(uint64_t address, const char* what);
 unsigned lane() { return static_cast<unsigned>(running - fibers); }
 Dim thread() {
   const unsigned number = warp * 32 + lane(), plane = threads_of_block.x * threads_of_block.y;
   return {number % threads_of_block.x, number / threads_of_block.x % threads_of_block.y, number / plane};
 }
 uint64_t clock() { return program[running->step].clock + 2 * running->reads++; }
+uint64_t clock_again() {
+  return running->reads == 0 ? clock() : program[running->step].clock + 2 * (running->reads - 1);
+}
+unsigned load(uint64_t address) {
+  unsigned value;
+  std::memcpy(&value, at(address, "load"), 4);
+  return value;
+}
 uint64_t globaltimer() {
   const uint64_t ns = 1795000000000000000ull + static_cast<uint64_t>((clock() - 8000000000000ull) / 1.98);
   return ns - ns % 32;
@@ -88,8 +97,12 @@ unsigned char* at(uint64_t address, const char* what) {
 }
 void store(uint64_t address, unsigned value) {
   const uint64_t offset = address - control;
-  const uint64_t chunk = (offset - layout::kArenaOffset) / layout::kChunkBytes;
-  if (offset < layout::kArenaOffset || chunk >= chunks) return fault("store outside of the chunks");
+  const uint64_t chunk = (offset - layout::kControlBytes) / layout::kChunkBytes;
+  if (offset >= layout::kControlBytes + static_cast<uint64_t>(chunks) * layout::kChunkBytes) {  // where warps last were
+    std::memcpy(at(address, "store"), &value, 4);
+    return;
+  }
+  if (offset < layout::kControlBytes) return fault("store outside of the chunks");
   const uint64_t self = static_cast<uint64_t>(block.x) << 8 | warp;
   if (owners.emplace(chunk, self).first->second != self) fault("store into the chunk of another warp");
   std::memcpy(at(address, "store"), &value, 4);
@@ -259,18 +272,21 @@ unsigned& word(uint64_t offset) { return *reinterpret_cast<unsigned*>(memory.dat
 unsigned& cursor(unsigned number) { return word(layout::kControlCursors + number * layout::kCursorStride); }
 
 void run_case() {
-  unsigned seed, shared_chunks, mode, every, warps_recorded;
+  unsigned seed, shared_chunks, choice[4];
   size_t programs;
-  std::cin >> seed >> chunks >> shared_chunks >> mode >> every >> warps_recorded >> grid.x >> threads_of_block.x >>
-      threads_of_block.y >> threads_of_block.z >> programs;
+  std::cin >> seed >> chunks >> shared_chunks;
+  for (unsigned& word : choice) std::cin >> word;
+  std::cin >> grid.x >> threads_of_block.x >> threads_of_block.y >> threads_of_block.z >> programs;
   grid.y = grid.z = 1;
   random_bits.seed(seed);
   faults.clear(), owners.clear();
-  memory.assign(layout::kArenaOffset + static_cast<size_t>(chunks) * layout::kChunkBytes + 8, 0);
+  memory.assign(layout::kControlBytes + static_cast<size_t>(chunks) * layout::kChunkBytes + 8 +
+                    16 * layout::kLastWarps * layout::kLastBytes, 0);
   control = 7ull << 40;
   word(layout::kControlPoolCursor) = shared_chunks;
   for (unsigned i = 0; i < layout::kCursorCount; ++i) cursor(i) = i;
-  warplens_device = {control, shared_chunks, chunks, mode, every, warps_recorded, 0};
+  for (unsigned i = 0; i < 4; ++i) word(layout::kControlChoice + 4 * i) = choice[i];
+  warplens_device = {control, control + layout::kControlBytes, shared_chunks, chunks};
   const unsigned warps = (threads_of_block.x * threads_of_block.y * threads_of_block.z + 31) / 32;
   for (size_t number = 0; number < programs; ++number) {
     size_t steps;
@@ -295,7 +311,7 @@ void run_case() {
   for (const std::string& text : faults) std::puts(text.c_str());
   for (unsigned index : taken) {
     for (unsigned i = 0; i < layout::kChunkWords; ++i)
-      std::printf("%u ", word(layout::kArenaOffset + static_cast<uint64_t>(index) * layout::kChunkBytes + 4 * i));
+      std::printf("%u ", word(layout::kControlBytes + static_cast<uint64_t>(index) * layout::kChunkBytes + 4 * i));
     std::puts("");
   }
 }

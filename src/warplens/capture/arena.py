@@ -6,6 +6,7 @@ The layout is layout.py's; the device side is include/warplens/detail/arena.cuh.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,14 @@ from numpy.typing import NDArray
 from warplens import layout
 from warplens.capture import driver
 from warplens.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Window:
+    """Launches `first` to `first + launches - 1`, counted from 0 by the blocks that have ended."""
+
+    first: int
+    launches: int
 
 
 @dataclass(frozen=True)
@@ -32,9 +41,9 @@ def divide(capacity_bytes: int) -> tuple[int, int]:
     Half of the chunks are handed out by the cursors, so that warps need not meet; the rest is for those whose cursor
     is at its end. Raises UsageError below the size of the control block or above 2^31 chunks.
     """
-    chunks = (capacity_bytes - layout.ARENA_OFFSET) // layout.CHUNK_BYTES
+    chunks = (capacity_bytes - layout.CONTROL_BYTES) // layout.CHUNK_BYTES
     if chunks < 0:
-        raise UsageError(f"a capacity of {capacity_bytes:,} bytes: at least {layout.ARENA_OFFSET:,} are needed")
+        raise UsageError(f"a capacity of {capacity_bytes:,} bytes: at least {layout.CONTROL_BYTES:,} are needed")
     most = 1 << 31
     if chunks >= most:
         raise UsageError(f"a capacity of {capacity_bytes:,} bytes: at most {most * layout.CHUNK_BYTES:,} can be used")
@@ -42,52 +51,102 @@ def divide(capacity_bytes: int) -> tuple[int, int]:
 
 
 class Arena:
-    """Control block and chunks in device memory."""
+    """Control block in device memory, and chunks there or, with `mapped`, in host memory that the device writes to.
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
+    Mapped, the host sees what is written at once (`look`), and a table of where warps last were follows the chunks.
+    """
+
+    def __init__(self, capacity_bytes: int, *, mapped: bool = False, sm_count: int = 0) -> None:
+        self.capacity_bytes, self.mapped = capacity_bytes, mapped
         self.shared_chunks, self.chunks = divide(capacity_bytes)
-        self._memory = driver.DeviceMemory(capacity_bytes + layout.CONTROL_ALIGNMENT)
+        chunk_bytes = self.chunks * layout.CHUNK_BYTES
+        room = layout.CONTROL_BYTES + layout.CONTROL_ALIGNMENT
+        self._memory = driver.DeviceMemory(room if mapped else room + chunk_bytes)
         self.address = -(-self._memory.address // layout.CONTROL_ALIGNMENT) * layout.CONTROL_ALIGNMENT
-        fresh = np.zeros(layout.ARENA_OFFSET, np.uint8)
-        fresh[layout.CONTROL_POOL_CURSOR :][:4].view("<u4")[0] = self.shared_chunks
-        cursors = fresh[layout.CONTROL_CURSORS :].view("<u4")[:: layout.CURSOR_STRIDE // 4]
+        self._host = None
+        self.chunks_address = self.address + layout.CONTROL_BYTES
+        if mapped:
+            self._host = driver.HostMemory(chunk_bytes + sm_count * layout.LAST_WARPS * layout.LAST_BYTES)
+            self.chunks_address = self._host.address
+        fresh = np.zeros(layout.CONTROL_BYTES - layout.CONTROL_FRESH, np.uint8)
+        fresh[layout.CONTROL_POOL_CURSOR - layout.CONTROL_FRESH :][:4].view("<u4")[0] = self.shared_chunks
+        cursors = fresh[layout.CONTROL_CURSORS - layout.CONTROL_FRESH :].view("<u4")[:: layout.CURSOR_STRIDE // 4]
         cursors[: layout.CURSOR_COUNT] = np.arange(layout.CURSOR_COUNT)
-        self._fresh = driver.DeviceMemory(layout.ARENA_OFFSET)
+        self._fresh = driver.DeviceMemory(len(fresh))
         driver.copy_to_device(self._fresh.address, fresh)
+        self._list: driver.DeviceMemory | None = None
+        self.switch_off(0)
         self.clear(0)
 
-    def descriptor(self, mode: layout.Mode, *, every: int = 1, warp_mask: int = 0xFFFFFFFF) -> NDArray[Any]:
+    def descriptor(self) -> NDArray[Any]:
         """Value of the module's descriptor symbol."""
         value = np.zeros((), layout.DESCRIPTOR)
-        for name, content in {
-            "control": self.address,
-            "shared_chunks": self.shared_chunks,
-            "chunks": self.chunks,
-            "mode": int(mode),
-            "every": every,
-            "warp_mask": warp_mask,
-        }.items():
-            value[name] = content
+        value["control"], value["arena"] = self.address, self.chunks_address
+        value["shared_chunks"], value["chunks"] = self.shared_chunks, self.chunks
         return value
 
-    def compile_options(self) -> tuple[str, ...]:
-        """Options that compile a kernel for this arena alone, recording every warp: arena.cuh says what that saves."""
-        return f"-DWARPLENS_ARENA={self.address:#x}ull", f"-DWARPLENS_SHARED_CHUNKS={self.shared_chunks}u"
+    def choose(
+        self, stream: int, *, blocks: Sequence[int] | None = None, window: Window | None = None, **step: int
+    ) -> None:
+        """Say what is recorded from now on, ordered in `stream`; kernels that are captured in a graph see it too.
+
+        `step`: as `layout.choice` takes it. `blocks`: these alone, by linear index. `window`: launches alone, counted
+        from here; then a chunk names the launch by its number instead of its grid id.
+        """
+        words = np.zeros(layout.CONTROL_FRESH // 8, "<u8")
+        more = 0
+        if blocks is not None:
+            more |= layout.CHOICE_LIST
+            bits = np.zeros(max(blocks, default=0) // 32 + 1, "<u4")
+            np.bitwise_or.at(bits, np.array(blocks, np.int64) // 32, np.uint32(1) << np.array(blocks, np.uint32) % 32)
+            driver.call("cuStreamSynchronize", stream)  # a kernel may still read the list before
+            self._list = driver.DeviceMemory(bits.nbytes)
+            driver.copy_to_device(self._list.address, bits, stream)
+            words[layout.CONTROL_LIST_ADDRESS // 8] = self._list.address
+            words[layout.CONTROL_LIST_BLOCKS // 8] = bits.size * 32
+        if window is not None:
+            more |= layout.CHOICE_WINDOW
+            words[layout.CONTROL_WINDOW_FIRST // 8] = window.first
+            words[layout.CONTROL_WINDOW_LAUNCHES // 8] = window.launches
+        chosen = layout.choice(**step)
+        words[layout.CONTROL_CHOICE // 8 :][:2] = np.array([*chosen[:3], chosen[3] | more], "<u4").view("<u8")
+        driver.copy_to_device(self.address, words, stream)
+
+    def switch_off(self, stream: int) -> None:
+        """Record nothing from now on, ordered in `stream`."""
+        self.choose(stream, warp_mask=0)
+
+    def compile_options(self, *, narrowed: bool) -> tuple[str, ...]:
+        """Options that compile a kernel for this arena alone: arena.cuh says what that saves.
+
+        Without `narrowed` every warp is recorded, and no choice can be made later.
+        """
+        options = (
+            f"-DWARPLENS_ARENA={self.address:#x}ull",
+            f"-DWARPLENS_CHUNKS={self.chunks_address:#x}ull",
+            f"-DWARPLENS_SHARED_CHUNKS={self.shared_chunks}u",
+        )
+        return options if narrowed else (*options, "-DWARPLENS_ALL_RECORDED")
 
     def clear(self, stream: int) -> None:
-        """Forget everything, ordered in `stream`."""
-        driver.call("cuMemsetD8Async", self.address, 0, self.capacity_bytes, stream, doing="clearing the arena")
+        """Forget everything that was recorded, ordered in `stream`."""
+        if self._host is not None:
+            driver.call("cuStreamSynchronize", stream, doing="clearing the arena")
+            self._host.words[:] = 0
+        elif self.chunks:
+            size = self.chunks * layout.CHUNK_BYTES
+            driver.call("cuMemsetD8Async", self.chunks_address, 0, size, stream, doing="clearing the arena")
         self.clear_cursors(stream)
 
     def clear_cursors(self, stream: int) -> None:
         """Start again at the first chunk, ordered in `stream`; what was written stays until it is written over."""
-        addresses = self.address, self._fresh.address
-        driver.call("cuMemcpyDtoDAsync", *addresses, layout.ARENA_OFFSET, stream, doing="clearing the arena")
+        size = layout.CONTROL_BYTES - layout.CONTROL_FRESH
+        address = self.address + layout.CONTROL_FRESH
+        driver.call("cuMemcpyDtoDAsync", address, self._fresh.address, size, stream, doing="clearing the arena")
 
     def drain(self, stream: int) -> Drained:
         """Copy out what was written, after all that is in `stream`."""
-        control = driver.copy_from_device(self.address, (layout.ARENA_OFFSET,), np.uint8, stream)
+        control = driver.copy_from_device(self.address, (layout.CONTROL_BYTES,), np.uint8, stream)
         lost_events, lost_chunks = (
             int(control[at : at + 8].view("<u8")[0]) for at in (layout.CONTROL_LOST_EVENTS, layout.CONTROL_LOST_CHUNKS)
         )
@@ -96,10 +155,26 @@ class Arena:
         cursors = control[layout.CONTROL_CURSORS :].view("<u4")[:: layout.CURSOR_STRIDE // 4][: layout.CURSOR_COUNT]
         taken = np.minimum(cursors // layout.CURSOR_COUNT, self.shared_chunks // layout.CURSOR_COUNT)
         depth = int(taken.max(initial=0))
-        start = self.address + layout.ARENA_OFFSET
-        shared_out = driver.copy_from_device(start, (depth, layout.CURSOR_COUNT, layout.CHUNK_WORDS), "<u4", stream)
-        others = driver.copy_from_device(
-            start + self.shared_chunks * layout.CHUNK_BYTES, (rest, layout.CHUNK_WORDS), "<u4", stream
-        )
+        shape = (depth, layout.CURSOR_COUNT, layout.CHUNK_WORDS)
+        if self._host is not None:
+            everything = self._host.words[: self.chunks * layout.CHUNK_WORDS].reshape(-1, layout.CHUNK_WORDS)
+            shared_out = everything[: depth * layout.CURSOR_COUNT].reshape(shape)
+            others = everything[self.shared_chunks : self.shared_chunks + rest]
+        else:
+            shared_out = driver.copy_from_device(self.chunks_address, shape, "<u4", stream)
+            behind = self.chunks_address + self.shared_chunks * layout.CHUNK_BYTES
+            others = driver.copy_from_device(behind, (rest, layout.CHUNK_WORDS), "<u4", stream)
         written = np.arange(depth)[:, None] < taken[None, :]
         return Drained(np.concatenate([shared_out[written], others]), lost_events, lost_chunks)
+
+    def look(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """What mapped chunks hold at this moment, (n, 32), and where warps last were, (warps, 4): layout.py says how.
+
+        Makes no call to the driver: it works while a kernel hangs, and after the GPU has stopped.
+        """
+        if self._host is None:
+            raise UsageError("only an arena in mapped host memory (policy live) can be looked at while a kernel runs")
+        split = self.chunks * layout.CHUNK_WORDS
+        chunks = self._host.words[:split].reshape(-1, layout.CHUNK_WORDS)
+        last = self._host.words[split:].reshape(-1, layout.LAST_BYTES // 4).copy()
+        return chunks[chunks[:, layout.WORD_META] != 0].copy(), last[last[:, 0] != 0]

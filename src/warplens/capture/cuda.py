@@ -127,14 +127,19 @@ class CudaKernel:
         most = driver.attribute(self._device, "MAX_THREADS_PER_BLOCK")
         if threads > most:
             raise UsageError(f"a block of {block} has {threads:,} threads: this GPU takes at most {most:,}")
-        policy = "packed" if threads % 32 == 0 else "staged"
+        policy = options.policy
+        if policy == "auto":
+            policy = "packed" if threads % 32 == 0 else "staged"
+        elif policy == "packed" and threads % 32:
+            raise UsageError(
+                f"a block of {threads} threads is no multiple of 32, which the policy packed wants: say auto"
+            )
         extra = [f"-DWARPLENS_POLICY={policy}"]
         if policy == "staged":
             extra.append(f"-DWARPLENS_MAX_WARPS={(threads + 31) // 32}")
         if grid[1:] == (1, 1) and block[1:] == (1, 1):
             extra.append("-DWARPLENS_1D")
-        if not options.narrowed:
-            extra += arena.compile_options()
+        extra += arena.compile_options(narrowed=options.narrowed)
         build = self._build(self.name, tuple(extra))
         traced = build.function.resources(threads, options.shared_bytes)
         clean = None
@@ -213,9 +218,17 @@ class _Session:
         self.kernel, self.options = kernel, options
         self.grid, self.block = shape
         self.stream = stream_handle(options.stream)
-        if kernel._arena is None or kernel._arena.capacity_bytes != options.capacity_bytes:
-            kernel._arena = Arena(options.capacity_bytes)
+        mapped = options.policy == "live"
+        if kernel._arena is None or (kernel._arena.capacity_bytes, kernel._arena.mapped) != (
+            options.capacity_bytes,
+            mapped,
+        ):
+            sm_count = driver.attribute(kernel._device, "MULTIPROCESSOR_COUNT")
+            kernel._arena = Arena(options.capacity_bytes, mapped=mapped, sm_count=sm_count)
         self.arena = kernel._arena
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        if options.blocks and max(options.blocks) >= blocks:
+            raise UsageError(f"block {max(options.blocks)} is to be recorded: the grid {self.grid} has {blocks} blocks")
         self.traced, self.entry = kernel.traced_build(*shape, options, self.arena)
         self.clean = kernel._build(kernel.clean, ()) if kernel.clean else None
         for build in filter(None, (self.clean, self.traced)):
@@ -226,10 +239,16 @@ class _Session:
         l2_bytes = driver.attribute(kernel._device, "L2_CACHE_SIZE")
         self.flush = driver.DeviceMemory(2 * l2_bytes) if options.cold_l2 else None
 
-    def _switch(self, mode: layout.Mode) -> None:
-        symbol = self.traced.library.symbol(layout.DESCRIPTOR_SYMBOL)
-        value = self.arena.descriptor(mode, every=self.options.every_block, warp_mask=self.options.warp_mask)
-        driver.copy_to_device(int(symbol or 0), value.reshape(1), self.stream)
+    def _switch_on(self) -> None:
+        options, symbol = self.options, self.traced.library.symbol(layout.DESCRIPTOR_SYMBOL)
+        driver.copy_to_device(int(symbol or 0), self.arena.descriptor().reshape(1), self.stream)
+        self.arena.choose(
+            self.stream,
+            blocks=options.blocks,
+            every_block=options.every_block,
+            warp_mask=options.warp_mask,
+            every_iteration=options.every_iteration,
+        )
 
     def _launch(self, build: Build, parameters: Arguments) -> None:
         options = self.options
@@ -298,7 +317,7 @@ class _Session:
         """All launches; the recording."""
         device = self.kernel._device
         state_before = machine.clock_state(device)
-        self._switch(layout.Mode.NARROWED if self.options.narrowed else layout.Mode.ALL)
+        self._switch_on()
         try:
             self._rounds(parameters)
             kept = [self._keep(parameters) for _ in range(self.options.launches)]
@@ -309,7 +328,7 @@ class _Session:
                 )
         finally:
             with contextlib.suppress(DeviceError):  # after a failed launch every call fails: the first error counts
-                self._switch(layout.Mode.OFF)
+                self.arena.switch_off(self.stream)
         manifest = self._manifest(kept)
         manifest["clock_state"] = {"before": state_before, "after": machine.clock_state(device)}
         manifest["calibration"] = self.calibration

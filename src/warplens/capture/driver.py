@@ -6,6 +6,7 @@ the context that the process already has (torch's, CuPy's), else the primary con
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from functools import cache
 from typing import Any
@@ -92,3 +93,25 @@ class DeviceMemory:
         address, self.address = getattr(self, "address", 0), 0
         if address:
             bindings().cuMemFree(address)
+
+
+class HostMemory:
+    """Host memory that kernels write to, and that the host reads without a call: also after the GPU has stopped.
+
+    `address`: int, of the device's view; `words`: the host's view, uint32.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        flags = bindings().CU_MEMHOSTALLOC_PORTABLE | bindings().CU_MEMHOSTALLOC_DEVICEMAP
+        self._host = int(
+            call("cuMemHostAlloc", size_bytes, flags, doing=f"allocating {size_bytes:,} bytes of the host")
+        )
+        self.address = int(call("cuMemHostGetDevicePointer", self._host, 0))
+        buffer = (ctypes.c_uint32 * (size_bytes // 4)).from_address(self._host)
+        self.words: NDArray[np.uint32] = np.ctypeslib.as_array(buffer)
+        self.words[:] = 0
+
+    def __del__(self) -> None:
+        host, self._host = getattr(self, "_host", 0), 0
+        if host:
+            bindings().cuMemFreeHost(host)

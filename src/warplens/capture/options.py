@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from warplens.errors import UsageError
 
+POLICIES: Final = ("auto", "packed", "staged", "stream", "live")
 _LEAST: Final = {
     "rounds": 0,
     "warmup": 0,
@@ -19,6 +20,7 @@ _LEAST: Final = {
     "shared_bytes": 0,
     "capacity_bytes": 0,
     "every_block": 1,
+    "every_iteration": 1,
 }
 
 
@@ -41,8 +43,12 @@ class RecordOptions:
     cluster: blocks of a cluster (x, y, z), or None.
     cooperative: launch cooperatively.
     stream: a stream (torch, CuPy, int or with __cuda_stream__); None is the legacy default stream.
-    capacity_bytes: device memory for records. What does not fit is counted as lost.
+    capacity_bytes: memory for records. What does not fit is counted as lost.
+    policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps and "staged" for
+        others; "stream" writes each event at once; "live" does so to host memory, where it outlives a hang or a crash.
     every_block: record every n-th block only.
+    blocks: record these blocks only, by linear index; None is all.
+    every_iteration: where the kernel says which iteration it is in (`rec.iteration(i)`), record every n-th only.
     warps: record these warps of a block only; None is all.
     allow_fewer_blocks: accept that the traced build has fewer resident blocks than the clean one.
     note: text that is kept in the trace and shown, e.g. "M=4096, commit=1f3c".
@@ -58,7 +64,10 @@ class RecordOptions:
     cooperative: bool = False
     stream: Any = None
     capacity_bytes: int = 256 << 20
+    policy: str = "auto"
     every_block: int = 1
+    blocks: tuple[int, ...] | None = None
+    every_iteration: int = 1
     warps: tuple[int, ...] | None = None
     allow_fewer_blocks: bool = False
     note: str | None = None
@@ -73,17 +82,27 @@ class RecordOptions:
             sizes = self.cluster if isinstance(self.cluster, Sequence) else ()
             if len(sizes) != 3 or any(_whole(size, "cluster") < 1 for size in sizes):
                 raise UsageError(f"cluster is {self.cluster!r}: expected three positive numbers")
-        if self.warps is not None and not isinstance(self.warps, Iterable):
-            raise UsageError(f"warps is {self.warps!r}: expected the numbers of warps, such as (0, 1)")
-        if self.warps is not None:
-            object.__setattr__(self, "warps", tuple(_whole(warp, "warps") for warp in self.warps))
+        if self.policy not in POLICIES:
+            raise UsageError(f"policy is {self.policy!r}: expected one of {', '.join(POLICIES)}")
+        for name, example in (("warps", "(0, 1)"), ("blocks", "(0, 7)")):
+            numbers = getattr(self, name)
+            if numbers is None:
+                continue
+            if not isinstance(numbers, Iterable):
+                raise UsageError(f"{name} is {numbers!r}: expected numbers, such as {example}")
+            object.__setattr__(self, name, tuple(_whole(number, name) for number in numbers))
         if self.warps is not None and not all(0 <= warp < 32 for warp in self.warps):
             raise UsageError(f"warps are numbered 0 to 31 within a block, not {self.warps}")
+        if self.blocks is not None and not all(0 <= block < 1 << 32 for block in self.blocks):
+            raise UsageError(f"blocks are numbered from 0 to 2^32 - 1, not {self.blocks}")
+        if self.every_iteration >= 1 << 24:
+            raise UsageError(f"every_iteration is {self.every_iteration}: below {1 << 24} was expected")
 
     @property
     def narrowed(self) -> bool:
-        """Whether blocks or warps are left out."""
-        return self.every_block > 1 or self.warps is not None
+        """Whether blocks, warps or iterations are left out."""
+        steps = self.every_block, self.every_iteration
+        return any(step > 1 for step in steps) or self.warps is not None or self.blocks is not None
 
     @property
     def warp_mask(self) -> int:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from warplens import layout
-from warplens.decode.chunks import I64, Chunks
+from warplens.decode.arrays import I64
+from warplens.decode.chunks import Chunks
 from warplens.decode.manifest import blocks_of, warps_of
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.times import BlockRecords

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from warplens import layout
 from warplens.clock import ClockMap
-from warplens.decode.chunks import I64, Bool, Chunks, starts
+from warplens.decode.arrays import I64, Bool
+from warplens.decode.chunks import Chunks, starts
 from warplens.decode.manifest import warps_of
 from warplens.decode.times import BlockRecords
 

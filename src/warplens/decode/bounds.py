@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from warplens import clock, layout
-from warplens.decode.chunks import I64, Bool, Chunks
+from warplens.decode.arrays import I64, Bool
+from warplens.decode.chunks import Chunks
 from warplens.layout import ChunkFlag
 
 UNBOUNDED: Final = np.iinfo(np.int64).max

@@ -15,13 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens import layout
+from warplens.decode import streams
+from warplens.decode.arrays import I64, U32, Bool
 from warplens.decode.manifest import blocks_of, warps_of
 from warplens.decode.problems import Problem, Problems
 from warplens.layout import ChunkFlag
-
-U32 = npt.NDArray[np.uint32]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 _COUNT_MASK: Final = (1 << layout.META_COUNT_BITS) - 1
 _WARP_MASK: Final = (1 << layout.META_WARP_BITS) - 1
@@ -95,8 +93,13 @@ def starts(values: npt.NDArray[Any]) -> Bool:
     return out
 
 
-def read_chunks(records: dict[str, U32], manifest: dict[str, Any], problems: Problems) -> tuple[U32, Chunks]:
-    """Words of all members, shape (n, 32), and the checked, ordered columns of their chunks."""
+def read_chunks(
+    records: dict[str, U32], manifest: dict[str, Any], code_bits: list[int], problems: Problems
+) -> tuple[U32, Chunks]:
+    """Words of all members, shape (n, 32), and the checked, ordered columns of their chunks.
+
+    `code_bits` is per launch.
+    """
     launches = manifest["launches"]
     shape = _Shape(
         blocks=np.array([blocks_of(entry) for entry in launches] or [0], np.int64),
@@ -104,10 +107,16 @@ def read_chunks(records: dict[str, U32], manifest: dict[str, Any], problems: Pro
     )
     arrays, owners = [np.zeros((0, layout.CHUNK_WORDS), np.uint32)], [np.zeros(0, np.int64)]
     heads = [np.zeros((layout.HEADER_WORDS, 0), np.uint32)]
-    for member, words in records.items():
+    for member, given in records.items():
+        words = given
         entries = [i for i, entry in enumerate(launches) if entry["records"] == member]
         head = _headers(words)
         launch = _check_member(head, words, member, entries, shape, launches, problems)
+        open_rows = np.flatnonzero(streams.is_stream(head[layout.WORD_META]) & (launch >= 0))
+        if len(open_rows):
+            words = words.copy()
+            words[open_rows] = streams.close(words[open_rows], np.array(code_bits, np.int64)[launch[open_rows]])
+            head = _headers(words)
         arrays.append(words)
         heads.append(head)
         owners.append(launch)

@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from warplens import clock
+from warplens.decode.arrays import I64, U32, Bool
 from warplens.decode.audit import tell_launches, tell_sites
 from warplens.decode.blocks import Columns, block_columns, launch_columns
-from warplens.decode.chunks import I64, U32, Bool, Chunks, read_chunks, starts
+from warplens.decode.chunks import Chunks, read_chunks, starts
 from warplens.decode.events import read_events
 from warplens.decode.joins import join
 from warplens.decode.problems import Problem, Problems
@@ -51,9 +52,10 @@ def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
     """
     problems = Problems()
     sets = _set_of_launch(manifest)
-    words, chunks = read_chunks(records, manifest, problems)
+    code_bits = [own.code_bits for own in sets]
+    words, chunks = read_chunks(records, manifest, code_bits, problems)
     block_records = read_block_records(words, chunks)
-    times = fit_times(chunks, block_records, [own.code_bits for own in sets], manifest, problems)
+    times = fit_times(chunks, block_records, code_bits, manifest, problems)
     spans, per, loose, reached = _decode_chunks(words, chunks, times.axis, sets, problems)
     filled = per.events > 0
     shift_ns = int(per.first_ns[filled].min()) if filled.any() else 0

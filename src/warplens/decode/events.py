@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens import layout
-from warplens.decode.chunks import I64, U32, Bool, Chunks, starts
+from warplens.decode.arrays import I64, U32, Bool
+from warplens.decode.chunks import Chunks, starts
 from warplens.decode.problems import Problems, Severity
 from warplens.layout import ChunkFlag, Control, Verb
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from warplens.decode.chunks import I64, Bool, Chunks
+from warplens.decode.arrays import I64, Bool
+from warplens.decode.chunks import Chunks
 from warplens.decode.flags import SpanFlag
 from warplens.decode.problems import Problems
 from warplens.decode.ranges import crossing, join_ids

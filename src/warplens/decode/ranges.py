@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from warplens.decode.chunks import I64, Bool
+from warplens.decode.arrays import I64, Bool
 from warplens.decode.events import RANGE_POP, U8
 from warplens.layout import Verb
 

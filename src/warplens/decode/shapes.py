@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens import layout
-from warplens.decode.chunks import I64, U32, Bool, Chunks
+from warplens.decode.arrays import I64, U32, Bool
+from warplens.decode.chunks import Chunks
 from warplens.decode.events import TOKEN_END, Words, ages, reaches_too_far, read_events, slots
 from warplens.decode.problems import Problems
 from warplens.decode.spans import Axis, Spans, find_spans, make_spans, tell_backwards

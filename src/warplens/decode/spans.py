@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from warplens.decode.chunks import I64, U32, Bool, Chunks
+from warplens.decode.arrays import I64, U32, Bool
+from warplens.decode.chunks import Chunks
 from warplens.decode.events import (
     END,
     PHASE_END,

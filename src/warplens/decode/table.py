@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from warplens.decode.chunks import I64, Chunks
+from warplens.decode.arrays import I64
+from warplens.decode.chunks import Chunks
 from warplens.decode.events import Words
 from warplens.decode.spans import Axis, Loose, Run, SpanColumns
 

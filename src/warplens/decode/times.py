@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from warplens import clock, layout
+from warplens.decode.arrays import I64, U32, Bool
 from warplens.decode.bounds import UNBOUNDED, Around, Begins, Calibrations, bound
-from warplens.decode.chunks import I64, U32, Bool, Chunks
+from warplens.decode.chunks import Chunks
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.spans import Axis
 from warplens.layout import ChunkFlag

@@ -70,16 +70,16 @@ def test_arguments_that_do_not_fit_are_refused(values: list[Any], sizes: list[in
         Arguments(values, sizes)
 
 
-@given(st.integers(layout.ARENA_OFFSET, 1 << 37))
+@given(st.integers(layout.CONTROL_BYTES, 1 << 37))
 def test_shares_and_rest_use_the_arena_and_no_more(capacity_bytes: int) -> None:
     shared, chunks = arena.divide(capacity_bytes)
     assert shared % layout.CURSOR_COUNT == 0
     assert 0 <= shared <= chunks
-    assert chunks * layout.CHUNK_BYTES + layout.ARENA_OFFSET <= capacity_bytes
-    assert capacity_bytes - chunks * layout.CHUNK_BYTES - layout.ARENA_OFFSET < layout.CHUNK_BYTES
+    assert chunks * layout.CHUNK_BYTES + layout.CONTROL_BYTES <= capacity_bytes
+    assert capacity_bytes - chunks * layout.CHUNK_BYTES - layout.CONTROL_BYTES < layout.CHUNK_BYTES
 
 
-@pytest.mark.parametrize("capacity_bytes", [0, -1, layout.ARENA_OFFSET - 1, 1 << 50])
+@pytest.mark.parametrize("capacity_bytes", [0, -1, layout.CONTROL_BYTES - 1, 1 << 50])
 def test_a_capacity_that_cannot_be_is_refused(capacity_bytes: int) -> None:
     with pytest.raises(errors.UsageError, match="capacity"):
         arena.divide(capacity_bytes)

@@ -12,6 +12,7 @@
 #ifndef WARPLENS_WARPLENS_CUH
 #define WARPLENS_WARPLENS_CUH
 
+#include "detail/direct.cuh"
 #include "detail/packed.cuh"
 #include "detail/sites.cuh"
 #include "detail/staged.cuh"
@@ -19,7 +20,8 @@
 namespace warplens {
 
 // Storage policies. `packed` costs least and wants blocks of whole warps whose lanes stay together at marks;
-// `staged` takes any. The default is a macro so that the host can choose by the launch.
+// `staged` takes any. `stream` writes each event at once; `live` does so to host memory, where it outlives a hang or a
+// crash. The default is a macro so that the host can choose by the launch.
 struct packed {
   template <unsigned kCodeBits, unsigned kSitesHash>
   using Storage = detail::Packed<kCodeBits, kSitesHash>;
@@ -27,6 +29,14 @@ struct packed {
 struct staged {
   template <unsigned kCodeBits, unsigned kSitesHash>
   using Storage = detail::Staged<kCodeBits, kSitesHash>;
+};
+struct stream {
+  template <unsigned kCodeBits, unsigned kSitesHash>
+  using Storage = detail::Direct<kCodeBits, kSitesHash, false>;
+};
+struct live {
+  template <unsigned kCodeBits, unsigned kSitesHash>
+  using Storage = detail::Direct<kCodeBits, kSitesHash, true>;
 };
 #ifndef WARPLENS_POLICY
 #define WARPLENS_POLICY packed
@@ -99,6 +109,14 @@ class Recorder {
   __device__ __forceinline__ void arrive(Site site, unsigned payload) { with_payload(site, kVerbArrive, payload); }
   __device__ __forceinline__ void arrive(Site site, Join joined) { with_id(site, kVerbArrive, joined.id); }
 
+  // Says which iteration of a loop begins, so that one in n can be recorded, which the host chooses at run time. The
+  // open phase ends before the first iteration that is left out, and what was left out is counted.
+  __device__ __forceinline__ void iteration(unsigned number) {
+    const bool skips = storage_.leaves_out(number);
+    if (skips && !skips_) put(kEndPhase);
+    skips_ = skips;
+  }
+
  private:
   static constexpr unsigned kVerbPhase = detail::layout::kVerbPhase;
   static constexpr unsigned kVerbMark = detail::layout::kVerbMark;
@@ -115,6 +133,14 @@ class Recorder {
   // A mark behind a barrier must not be taken before the barrier has opened: see detail::settle. While the warp waits
   // that holds for each mark, since the barrier may stand in front of any.
   __device__ __forceinline__ void put(unsigned code, unsigned id = 0, unsigned payload = 0) {
+    if (skips_) {
+      ++skipped_;
+      return;
+    }
+    if (skipped_ != 0) {
+      storage_.put(control(detail::layout::kControlCodeGap) | detail::layout::kCodePayload, 0, skipped_, waits_);
+      skipped_ = 0;
+    }
     storage_.put(code, id, payload, waits_);
     const bool of_site = code >> detail::layout::kCodeSiteShift != 0;
     const unsigned verb = code >> detail::layout::kCodeVerbShift & ((1u << detail::layout::kCodeVerbBits) - 1u);
@@ -130,6 +156,8 @@ class Recorder {
   }
 
   bool waits_ = false;
+  bool skips_ = false;
+  unsigned skipped_ = 0;
   typename Policy::template Storage<Sites::kCodeBits, Sites::kHash> storage_;
 };
 
@@ -160,6 +188,7 @@ class Recorder<Sites, false, Policy> {
   __device__ __forceinline__ constexpr void arrive(Site) {}
   __device__ __forceinline__ constexpr void arrive(Site, unsigned) {}
   __device__ __forceinline__ constexpr void arrive(Site, Join) {}
+  __device__ __forceinline__ constexpr void iteration(unsigned) {}
 };
 
 }  // namespace warplens

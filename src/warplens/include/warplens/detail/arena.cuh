@@ -9,9 +9,9 @@
 
 // One for the module, written by the host. All zero: nothing is recorded.
 #ifdef __CUDACC_RTC__
-extern "C" __constant__ warplens::detail::layout::Descriptor warplens_device = {0, 0, 0, 0, 0, 0, 0};
+extern "C" __constant__ warplens::detail::layout::Descriptor warplens_device = {0, 0, 0, 0};
 #else
-static __constant__ warplens::detail::layout::Descriptor warplens_device = {0, 0, 0, 0, 0, 0, 0};
+static __constant__ warplens::detail::layout::Descriptor warplens_device = {0, 0, 0, 0};
 #endif
 
 namespace warplens {
@@ -19,30 +19,94 @@ namespace detail {
 
 constexpr u32 kNone = 0xffffffffu;  // no answer of a cursor
 
-// A host that compiles for one arena and records every warp names both here, and then no warp waits for the first read
-// of the module's constant memory, which takes longer than one of global memory. All else reads the descriptor.
+// A host that compiles for one arena names it here, and then no warp waits for the first read of the module's constant
+// memory, which takes longer than one of global memory. One that records every warp says so too, and then nothing at
+// all is read. All else reads the descriptor.
 #ifdef WARPLENS_ARENA
 constexpr bool kArenaKnown = true;
 __device__ __forceinline__ u64 control_address() { return WARPLENS_ARENA; }
+__device__ __forceinline__ u64 chunks_address() { return WARPLENS_CHUNKS; }
 __device__ __forceinline__ u32 shared_chunks() { return WARPLENS_SHARED_CHUNKS; }
 #else
 constexpr bool kArenaKnown = false;
 __device__ __forceinline__ u64 control_address() { return warplens_device.control; }
+__device__ __forceinline__ u64 chunks_address() { return warplens_device.arena; }
 __device__ __forceinline__ u32 shared_chunks() { return warplens_device.shared_chunks; }
 #endif
+#ifdef WARPLENS_ALL_RECORDED
+constexpr bool kAllRecorded = true;
+#else
+constexpr bool kAllRecorded = false;
+#endif
 
-// Reads the mode now, not where it is used: the first read of constant memory takes as long as one of global memory.
-// `zero` is one that ptxas does not know to be 0 before sm_100; without it, and from sm_100 on, it loads at the use.
-__device__ __forceinline__ u32 load_mode(u32 zero) {
-  if (kArenaKnown) return layout::kModeAll;
-  return load_constant(&warplens_device.mode, zero);
+// Whether a warp is recorded, and what its chunks say of the launch. Returned by value: what a call gets by reference
+// lies in memory ever after.
+struct Chosen {
+  bool recorded;
+  u32 launch;
+};
+
+// Of blocks that a list or a window of launches leaves. In a window the launch is named by its number. Blocks that have
+// ended are counted, all of them, over all launches: their number tells the launch, since while a block runs it is not
+// among them, unless launches overlap.
+inline __device__ __noinline__ Chosen choose_further(u32 more) {
+  const u64 control = control_address();
+  Chosen chosen = {true, low(read_gridid())};
+  if ((more & layout::kChoiceList) != 0) {
+    const u64 bits = load_wide(control + layout::kControlListAddress);
+    const u32 block = linear_block();
+    if (block >= load_wide(control + layout::kControlListBlocks)) return {false, 0};
+    chosen.recorded = (load_word(bits + block / 32u * 4u) >> block % 32u & 1u) != 0;
+  }
+  if ((more & layout::kChoiceWindow) != 0) {
+    const u64 blocks = static_cast<u64>(gridDim.x) * gridDim.y * gridDim.z;
+    const u64 number = load_wide(control + layout::kControlBlocksEnded) / blocks;
+    const u64 first = load_wide(control + layout::kControlWindowFirst);
+    if (number < first || number - first >= load_wide(control + layout::kControlWindowLaunches)) return {false, 0};
+    chosen.launch = low(number);
+  }
+  return chosen;
 }
 
-// Is this warp of this block recorded, in a mode other than ALL?
-__device__ __forceinline__ bool is_recorded(u32 mode) {
-  return mode == layout::kModeNarrowed && linear_block() % warplens_device.every == 0 &&
-         (warplens_device.warp_mask >> linear_warp() & 1u) != 0;
-}
+// Which blocks, warps and launches are recorded: asked for at the kernel's begin, used at the second mark, when the
+// answer is there. What it says is stated in layout.py.
+struct Choice {
+  u32 warp_mask = 0;
+  u32 every_inverse = 0;
+  u32 every_limit = 0;
+  u32 more = 0;
+
+  __device__ __forceinline__ void ask() {
+    if (kAllRecorded) return;
+    const u64 control = control_address();
+    if (kArenaKnown || control != 0) {
+      load_words(control + layout::kControlChoice, warp_mask, every_inverse, every_limit, more);
+    }
+  }
+
+  __device__ __forceinline__ Chosen choose() const {
+    if (kAllRecorded) return {true, 0};
+    // n divides a number if and only if the number times the inverse of n's odd part, turned right by the count of n's
+    // factors 2, is at most (2^32 - 1) / n (Granlund and Montgomery, 1994).
+    const bool in_step = rotate_right(linear_block() * every_inverse, more % 32u) <= every_limit;
+    const bool recorded = in_step && (warp_mask >> linear_warp() & 1u) != 0;
+    if (recorded && (more & (layout::kChoiceList | layout::kChoiceWindow)) != 0) return choose_further(more);
+    return {recorded, low(read_gridid())};
+  }
+
+  // Is this iteration of a loop one of those between every n-th?
+  __device__ __forceinline__ bool leaves_out(u32 iteration) const {
+    const u32 every = kAllRecorded ? 0u : more >> layout::kChoiceIterationShift;
+    return every > 1u && iteration % every != 0;
+  }
+
+  // Call it where a block's first warp ends, recorded or not.
+  __device__ __forceinline__ void end_block() const {
+    if (!kAllRecorded && (more & layout::kChoiceWindow) != 0 && linear_thread() == 0) {
+      add_to_counter(control_address() + layout::kControlBlocksEnded, 1u);
+    }
+  }
+};
 
 // Where a warp asks: neighbouring warps at different cursors, since one address serves about one request a
 // nanosecond. The low five bits of the thread's number fall away, so that the warp's number need not be worked out.
@@ -62,8 +126,11 @@ static_assert(layout::kCursorCount * layout::kCursorStride <= layout::kControlAl
 __device__ __forceinline__ u32 ask_for_chunk() { return fetch_add(cursor_address(), layout::kCursorCount); }
 
 __device__ __forceinline__ u64 chunk_address(u32 index) {
-  return control_address() + layout::kArenaOffset + static_cast<u64>(index) * layout::kChunkBytes;
+  return chunks_address() + static_cast<u64>(index) * layout::kChunkBytes;
 }
+
+// The table of where warps last were lies behind the chunks.
+__device__ __forceinline__ u64 last_address() { return chunk_address(warplens_device.chunks); }
 
 // Where the chunk lies that a cursor answered with, or one of the rest; 0 when no space is left. Call it in one lane.
 __device__ __forceinline__ u64 find_address(u32 index) {

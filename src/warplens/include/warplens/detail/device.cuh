@@ -11,6 +11,9 @@ using u64 = unsigned long long;
 
 constexpr u32 kFullMask = 0xffffffffu;
 
+// Does the compiler know this value here?
+#define WARPLENS_DETAIL_KNOWN(value) __builtin_constant_p(value)
+
 __host__ __device__ constexpr u32 low(u64 value) { return static_cast<u32>(value); }
 __host__ __device__ constexpr u32 high(u64 value) { return static_cast<u32>(value >> 32); }
 
@@ -31,11 +34,11 @@ __device__ __forceinline__ u32 read_clock_low() {
 // Both timers side by side: were the second read on a condition, other warps' turns would come in between. The select,
 // and the `and` of lane_behind_timers, keep ptxas from two things: reading globaltimer into a uniform register, which
 // waits, and waiting for the thread's number in front of the timers. `globaltimer` is 0 but in a block's first warp.
-__device__ __forceinline__ void read_timers(u32& clock, u32& globaltimer, u32 thread) {
+__device__ __forceinline__ void read_timers(u64& clock, u32& globaltimer, u32 thread) {
   asm volatile(
-      "{.reg .pred p; .reg .u32 t; mov.u32 %0, %%clock; mov.u32 t, %%globaltimer_lo; setp.lt.u32 p, %2, 32; "
+      "{.reg .pred p; .reg .u32 t; mov.u64 %0, %%clock64; mov.u32 t, %%globaltimer_lo; setp.lt.u32 p, %2, 32; "
       "selp.u32 %1, t, 0, p;}"
-      : "=r"(clock), "=r"(globaltimer)
+      : "=l"(clock), "=r"(globaltimer)
       : "r"(thread)
       : "memory");
 }
@@ -57,12 +60,35 @@ __device__ __forceinline__ void take_clock(u32& time, u32& code, u32 lane, u32 f
                : "memory");
 }
 
-// A word of constant memory, loaded here and not where it is used.
-__device__ __forceinline__ u32 load_constant(const u32* pointer, u32 zero) {
+// The same with a clock that was read before: predicated, the read would hold up what stands around it, and in a loop
+// that costs more than one instruction more.
+__device__ __forceinline__ void keep_clock(u32& time, u32& code, u32 lane, u32 first, u32 its_time, u32 its_code) {
+  asm("{.reg .pred p; setp.ge.u32 p, %2, %3; @p mov.u32 %0, %4; @p mov.u32 %1, %5;}"
+      : "+r"(time), "+r"(code)
+      : "r"(lane), "r"(first), "r"(its_time), "r"(its_code));
+}
+
+// Four words of global memory, loaded here and not where they are used.
+__device__ __forceinline__ void load_words(u64 address, u32& a, u32& b, u32& c, u32& d) {
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "l"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ u32 load_word(u64 address) {
   u32 value;
-  asm volatile("ld.const.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_constant(pointer) + zero));
+  asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
+
+__device__ __forceinline__ u64 load_wide(u64 address) {
+  u64 value;
+  asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ u32 rotate_right(u32 value, u32 bits) { return __funnelshift_r(value, value, bits); }
 
 // Lets a barrier take effect. BAR.SYNC does not hold a warp at once: on an H200 a clock right behind it was read 2
 // cycles after one in front of it, whoever was still missing (benchmarks/results/device_facts.json). A load of shared
@@ -95,6 +121,13 @@ __device__ __forceinline__ u64 read_globaltimer() {
 __device__ __forceinline__ u32 read_laneid() {
   u32 value;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(value));
+  return value;
+}
+
+// The SM's own number of the warp: no two warps of an SM have the same at a time.
+__device__ __forceinline__ u32 read_warpid() {
+  u32 value;
+  asm volatile("mov.u32 %0, %%warpid;" : "=r"(value));
   return value;
 }
 
@@ -140,6 +173,17 @@ __device__ __forceinline__ u32 select(u32 condition, u32 yes, u32 no) {
 __device__ __forceinline__ void store_word(u64 address, u32 value) {
   asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+
+__device__ __forceinline__ void store_if(bool condition, u32 address_low, u32 address_high, u32 value) {
+  asm volatile(
+      "{.reg .pred p; .reg .u64 a; setp.ne.u32 p, %0, 0; mov.b64 a, {%1, %2}; @p st.global.cs.u32 [a], %3;}" ::"r"(
+          static_cast<u32>(condition)),
+      "r"(address_low), "r"(address_high), "r"(value)
+      : "memory");
+}
+
+// What was stored before can be read by the host, whatever happens to the kernel after.
+__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 __device__ __forceinline__ void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

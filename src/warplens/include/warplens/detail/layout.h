@@ -41,14 +41,26 @@ constexpr unsigned kCodeVerbShift = 2u;
 constexpr unsigned kCodeVerbBits = 3u;
 constexpr unsigned kCodeSiteShift = 5u;
 constexpr unsigned kMaxSites = 1023u;
-constexpr unsigned kControlLostEvents = 0u;
-constexpr unsigned kControlLostChunks = 8u;
-constexpr unsigned kControlPoolCursor = 128u;
+constexpr unsigned kControlChoice = 0u;
+constexpr unsigned kChoiceList = 32u;
+constexpr unsigned kChoiceWindow = 64u;
+constexpr unsigned kChoiceIterationShift = 8u;
+constexpr unsigned kControlListAddress = 16u;
+constexpr unsigned kControlListBlocks = 24u;
+constexpr unsigned kControlBlocksEnded = 32u;
+constexpr unsigned kControlWindowFirst = 40u;
+constexpr unsigned kControlWindowLaunches = 48u;
+constexpr unsigned kControlFresh = 128u;
+constexpr unsigned kControlLostEvents = 128u;
+constexpr unsigned kControlLostChunks = 136u;
+constexpr unsigned kControlPoolCursor = 192u;
 constexpr unsigned kControlCursors = 256u;
 constexpr unsigned kCursorCount = 1024u;
 constexpr unsigned kCursorStride = 32u;
-constexpr unsigned kArenaOffset = 33024u;
+constexpr unsigned kControlBytes = 33024u;
 constexpr unsigned kControlAlignment = 32768u;
+constexpr unsigned kLastWarps = 64u;
+constexpr unsigned kLastBytes = 16u;
 
 constexpr unsigned kFlagLast = 1u;
 constexpr unsigned kFlagPartial = 2u;
@@ -76,18 +88,11 @@ constexpr unsigned kControlCodeTokenEnd = 5u;
 constexpr unsigned kControlCodePhaseEnd = 6u;
 constexpr unsigned kControlCodeAnchor = 7u;
 
-constexpr unsigned kModeOff = 0u;
-constexpr unsigned kModeAll = 1u;
-constexpr unsigned kModeNarrowed = 2u;
-
 struct Descriptor {
   unsigned long long control;
+  unsigned long long arena;
   unsigned shared_chunks;
   unsigned chunks;
-  unsigned mode;
-  unsigned every;
-  unsigned warp_mask;
-  unsigned spare;
 };
 
 }  // namespace layout

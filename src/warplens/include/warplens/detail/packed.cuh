@@ -1,7 +1,8 @@
 // The storage policy `packed`: a warp keeps its last 26 records in the registers of its lanes, record n in lane 6 + n,
-// and writes them with their header as one chunk in one coalesced store. A mark is three instructions (a compare,
-// the clock, a select of the code); memory is touched once in 24 records and at the end, and nothing that takes long is
-// waited for. Why so, and what the other ways cost: docs/adr/0004-buffers-and-overflow.md.
+// and writes them with their header as one chunk in one coalesced store. Memory is touched once in 24 records and at
+// the end, and nothing that takes long is waited for. Where no loop has marks the compiler counts the records, and a
+// mark is three instructions without a branch; in a loop it is seven with one. Why so, and what the other ways cost:
+// docs/adr/0004-buffers-and-overflow.md and 0006-marks-in-loops.md.
 // In: codes, ids and payloads of marks. Out: chunks as layout.py describes them. Never waits for another warp,
 // never writes outside of the chunk that it obtained. Wants whole warps: staged.cuh takes the others.
 #ifndef WARPLENS_DETAIL_PACKED_CUH
@@ -16,13 +17,37 @@ namespace detail {
 
 constexpr u32 kFirstLane = layout::kHeaderWords;  // of record 0
 
-// What one lane writes, and what all know.
-struct Batch {
-  u32 word;      // word of the chunk: of the header in lanes 0 to 5, a record in the others
+// Records that a warp keeps: time and code by lane, the rest the same in all lanes but `index`.
+struct Kept {
+  u32 time;      // low half of clock64, or a raw word; in the header's lanes low half of a clock at the chunk's begin
+  u32 code;      // of the same record; in the header's lanes the high half
   u32 count;     // records
   u32 sequence;  // of the first of them
   u32 index;     // lane 0: of the chunk asked for; kNone elsewhere
   u32 raws;      // bit n: record n is an id or a payload
+  u32 grid;      // what a chunk says of its launch, where that is not known without asking
+  u32 flags;     // kFlagExact where all records have the high half of clock64 that the base has
+
+  __device__ __forceinline__ bool is_raw(u32 lane) const { return (raws << kFirstLane >> lane & 1u) != 0; }
+
+  __device__ __forceinline__ u32 launch() const { return kAllRecorded ? low(read_gridid()) : grid; }
+
+  template <u32 kCodeBits>
+  __device__ __forceinline__ u32 record(u32 lane) const {
+    return is_raw(lane) ? time : (time << kCodeBits) + code;
+  }
+
+  // In a lane of the header: cycles from the chunk's begin to its base.
+  __device__ __forceinline__ u64 life(u64 base) const { return base - (static_cast<u64>(code) << 32 | time); }
+
+  // Forgets the records, which were written, and asks for the next chunk.
+  __device__ __forceinline__ void begin_chunk(u32 lane, u64 base) {
+    sequence += count;
+    count = raws = 0;
+    time = low(base);
+    code = high(base);
+    if (lane == 0) index = ask_for_chunk();
+  }
 };
 
 // Space for a chunk, the same in all lanes of `active`; 0 when none is left, and then the loss is counted.
@@ -67,53 +92,169 @@ struct BlockFacts {
   }
 };
 
-// The rare way to write: lanes are missing or disagree, or the cursor is at its end. Each run of neighbouring records
-// that are there becomes a chunk; what stood in absent lanes is a gap in `sequence`.
-template <u32 kSitesHash>
-__device__ __noinline__ void write_unusual(Batch batch, u64 base, u32 flags, BlockFacts block) {
+// The rare way to write: lanes are missing or disagree, the cursor is at its end, or the records reach farther back
+// than one chunk can tell. Each run of neighbouring records that are there and fit one base becomes a chunk; what stood
+// in absent lanes is a gap in `sequence`. A warp's end is the base of its last chunk, which then has no record if need
+// be.
+template <u32 kCodeBits, u32 kSitesHash>
+__device__ __noinline__ void write_unusual(Kept kept, u64 base, u32 flags, BlockFacts block) {
+  constexpr u32 kReach = (1u << (32u - kCodeBits)) - 1u;
   const u32 active = __activemask();
   const u32 lane = read_laneid();
   const u32 leader = __ffs(active) - 1;
   if (active != kFullMask) flags |= layout::kFlagPartial;
-  if (!__all_sync(active, batch.count == __shfl_sync(active, batch.count, leader))) flags |= layout::kFlagNonuniform;
-  u32 pending = __ballot_sync(active, lane - kFirstLane < batch.count);
+  if (!__all_sync(active, kept.count == __shfl_sync(active, kept.count, leader))) flags |= layout::kFlagNonuniform;
+  u32 pending = __ballot_sync(active, lane - kFirstLane < kept.count);
   // Lanes that have parted may disagree: what decides how often they shuffle is the same in all of them.
-  const u32 raws = __ballot_sync(active, (batch.raws << kFirstLane >> lane & 1u) != 0);
-  const u32 count = __shfl_sync(active, batch.count, leader);
-  // Records at the end that lie in lanes that are elsewhere: an empty chunk behind them makes them a gap.
-  bool tail = (flags & layout::kFlagLast) != 0 && count != 0 && (pending >> (kFirstLane + count - 1u) & 1u) == 0;
-  if (pending == 0 && count != 0 && !tail) return;  // what is kept lies in lanes that are elsewhere
-  do {
-    const bool empty = pending == 0;
-    const u32 start = empty ? kFirstLane + (tail ? count : 0u) : __ffs(pending) - 1;
-    if (empty) tail = false;
-    if (!empty && ((pending & raws) >> start & 1u) != 0) {  // its event is missing: the bare word means nothing
+  const u32 raws = __ballot_sync(active, kept.is_raw(lane));
+  const u32 count = __shfl_sync(active, kept.count, leader);
+  const u32 age = low(base) - kept.time;
+  const bool exact = __shfl_sync(active, kept.flags != 0 || (lane < kFirstLane && high(kept.life(base)) == 0), leader);
+  if (exact) flags |= layout::kFlagExact;
+  bool ends = (flags & layout::kFlagLast) != 0;
+  while (pending != 0 || ends) {
+    if (pending != 0 &&
+        ((pending & raws) >> (__ffs(pending) - 1) & 1u) != 0) {  // its event is missing: it means nothing
       pending &= pending - 1u;
       continue;
     }
-    const u32 length = empty ? 0u : __ffs(~(pending >> start)) - 1;  // at most 26 bits are set
-    const u32 run = empty ? 0u : ((1u << length) - 1u) << start;
+    const u32 start = pending != 0 ? __ffs(pending) - 1 : kFirstLane + count;
+    const u32 oldest = __shfl_sync(active, age, start % 32u);
+    const u32 short_by =
+        exact && pending != 0 && oldest > kReach ? oldest - kReach : 0u;  // of the base that the run can have
+    u32 fits = __ballot_sync(active, age >= short_by) & ~raws;
+    fits |= fits << 1 & raws;
+    fits |= fits << 1 & raws;
+    const u32 there = pending & fits;
+    const u32 length = pending != 0 ? __ffs(~(there >> start)) - 1 : 0u;  // at most 26 bits are set
+    const u32 run = pending != 0 ? ((1u << length) - 1u) << start : 0u;
     pending &= ~run;
-    const u64 chunk = find_chunk(active, batch.index, __popc(run & ~raws));
-    batch.index = kNone;
+    const u64 chunk = find_chunk(active, kept.index, __popc(run & ~raws));
+    kept.index = kNone;
+    const bool last = ends && pending == 0 && short_by == 0 && start + length == kFirstLane + count;
+    if (last) ends = false;
     if (chunk == 0) continue;
-    u32 run_flags = pending != 0 || tail ? flags & ~layout::kFlagLast : flags;
-    const bool block_record = (run_flags & layout::kFlagLast) != 0 && linear_warp() == 0 && active == kFullMask &&
-                              length <= layout::kBlockRecordSlots;
+    u32 run_flags = last ? flags : flags & ~layout::kFlagLast;
+    const bool block_record = last && linear_warp() == 0 && active == kFullMask && length <= layout::kBlockRecordSlots;
     if (block_record) run_flags |= layout::kFlagBlockRecord;
     if (lane == leader) {
-      store_words(chunk, linear_block(), chunk_meta(linear_warp(), read_smid(), length, run_flags), low(read_gridid()),
-                  batch.sequence + start - kFirstLane);
-      store_word(chunk + 4u * layout::kWordBaseLow, low(base));
-      store_word(chunk + 4u * layout::kWordBaseHigh, high(base));
+      store_words(chunk, linear_block(), chunk_meta(linear_warp(), read_smid(), length, run_flags), kept.launch(),
+                  kept.sequence + start - kFirstLane);
+      store_word(chunk + 4u * layout::kWordBaseLow, low(base - short_by));
+      store_word(chunk + 4u * layout::kWordBaseHigh, high(base - short_by));
     }
     if (lane >= start && lane < start + length) {
-      store_word(chunk + 4u * (layout::kHeaderWords + lane - start), batch.word);
+      store_word(chunk + 4u * (layout::kHeaderWords + lane - start), kept.record<kCodeBits>(lane));
     }
     if (block_record && lane >= layout::kBlockRecordWord) {
       store_word(chunk + 4u * lane, block.template words<kSitesHash>().of(lane));
     }
-  } while (pending != 0 || tail);
+  }
+}
+
+// Writes the records kept; the whole warp stores one chunk where all is as usual. What is stored is worked out in front
+// of the branch, while the shuffle is under way. kCounted: the compiler knows the count, so that lanes which are here
+// together agree about it.
+template <u32 kCodeBits, u32 kSitesHash, bool kLast, bool kCounted>
+__device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base, const BlockFacts& block) {
+  constexpr u32 kFlags = layout::kFlagExact | (kLast ? layout::kFlagLast : 0u);
+  constexpr u32 kReach = (1u << (32u - kCodeBits)) - 1u;
+  const u32 active = __activemask();
+  const u32 warp = linear_warp();
+  const u32 index = __shfl_sync(active, kCounted && kept.life(base) > kReach ? kNone : kept.index, 0);
+  // Where all warps are recorded the block's first one tells the SM for all of them.
+  const u32 sm = kAllRecorded ? layout::kMetaSmUnknown : read_smid();
+  const Words header{
+      {linear_block(), chunk_meta(warp, sm, kept.count, kFlags), kept.launch(), kept.sequence, low(base), high(base)}};
+  const u32 word = select(lane < kFirstLane, header.of(lane), kept.record<kCodeBits>(lane));
+  const u64 chunk = chunk_address(index);
+  const u64 address = static_cast<u64>(high(chunk)) << 32 | low(chunk) | lane * 4u;  // chunks are aligned
+  bool usual = active == kFullMask && index < shared_chunks();
+  if (!kCounted) {
+    const u32 held = __ballot_sync(active, lane - kFirstLane < kept.count);
+    usual = usual && held == ((1u << kept.count) - 1u) << kFirstLane;
+    const bool of_record = lane - kFirstLane < kept.count && !kept.is_raw(lane);
+    const bool fits = lane < kFirstLane ? kept.flags != 0 || high(kept.life(base)) == 0
+                                        : !of_record || low(base) - kept.time <= kReach;
+    usual = __all_sync(active, usual && fits);
+  }
+  if (!usual) {
+    write_unusual<kCodeBits, kSitesHash>(kept, base, kLast ? layout::kFlagLast : 0u, block);
+  } else if (kLast && warp == 0) {
+    const u32 flags = layout::kFlagBlockRecord << layout::kMetaFlagsShift;
+    const u32 own = lane == layout::kWordMeta ? word | flags : word;
+    const bool in_record = lane >= layout::kBlockRecordWord;
+    store_word(address, select(in_record, block.template words<kSitesHash>().of(lane), own));
+  } else if (lane < ((layout::kHeaderWords + kept.count + 7u) & ~7u)) {  // whole sectors of 32 bytes
+    store_word(address, word);
+  }
+}
+
+// What is left to do of a warp that may have to write twice: a block record needs the room of the last records.
+template <u32 kCodeBits, u32 kSitesHash, bool kCounted>
+__device__ __forceinline__ void write_last(Kept kept, u32 lane, u64 base, const BlockFacts& block) {
+  if (kept.count > layout::kBlockRecordSlots && linear_warp() == 0) {
+    write_chunk<kCodeBits, kSitesHash, false, kCounted>(kept, lane, base, block);
+    kept.begin_chunk(lane, base);
+  }
+  write_chunk<kCodeBits, kSitesHash, true, kCounted>(kept, lane, base, block);
+}
+
+// The most records that may be kept when a mark is done; one takes up to three words.
+constexpr u32 kUnasked = 1;  // until the second record
+constexpr u32 kAsked = layout::kRecordSlots - 3u;
+constexpr u32 kOff = 0x7ffffff0u;  // of a warp that is not recorded
+
+// What a warp does before its second record: it is recorded or not (then the limit is kOff), and asks for a chunk.
+__device__ __forceinline__ u32 ask_at_second(const Choice& choice, u32 lane, Kept& kept, BlockFacts& block) {
+  if (linear_warp() == 0) block.sm = read_smid();
+  const Chosen chosen = choice.choose();
+  if (!chosen.recorded) return kOff;
+  kept.grid = chosen.launch;
+  if (lane == 0) kept.index = ask_for_chunk();
+  return kAsked;
+}
+
+// What a mark in a loop does: most do nothing but keep the record.
+enum Rare : u32 { kBegins = 1, kAsks = 2, kWrites = 4 };
+
+// What comes back of `turn`, in registers.
+struct Turned {
+  u64 now;
+  u32 time, code, index, grid, limit;
+  u32 begin_globaltimer, sm;
+};
+
+// The rare part of a mark in a loop, as one call: little then stands in the way of the others, and the branch around it
+// is the same for the whole warp. `last` is the clock of the last record, 0 where that is not known; it is the base of
+// what is written, so that records and base have the same high half.
+template <u32 kCodeBits, u32 kSitesHash>
+__device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, u32 limit, Choice choice,
+                                    BlockFacts block) {
+  const u32 lane = linear_thread() % 32u;
+  if ((what & kBegins) != 0) {
+    read_timers(now, block.begin_globaltimer, linear_thread());
+    kept.time = low(now);
+    kept.code = high(now);
+  }
+  if ((what & kAsks) != 0) limit = ask_at_second(choice, lane, kept, block);
+  if ((what & kWrites) != 0 && limit != kOff) {
+    const u64 base = last != 0 ? last : now;
+    write_chunk<kCodeBits, kSitesHash, false, false>(kept, lane, base, block);
+    kept.begin_chunk(lane, now);
+  }
+  return {now, kept.time, kept.code, kept.index, kept.grid, limit, block.begin_globaltimer, block.sm};
+}
+
+// The end of a warp whose count is known at run time only.
+template <u32 kCodeBits, u32 kSitesHash>
+__device__ __noinline__ void write_rest(Kept kept, u64 last, u64 now, BlockFacts block) {
+  const u32 lane = linear_thread() % 32u;
+  if (last != 0 && high(last) != high(now) && kept.count != 0) {
+    write_chunk<kCodeBits, kSitesHash, false, false>(kept, lane, last, block);
+    kept.begin_chunk(lane, now);
+  }
+  write_last<kCodeBits, kSitesHash, false>(kept, lane, now, block);
 }
 
 template <u32 kCodeBits, u32 kSitesHash>
@@ -123,21 +264,27 @@ class Packed {
   // else. Thread and block are asked for in front of it, as the kernel would do: behind it their answer would come
   // late.
   __device__ __forceinline__ Packed() {
-    mode_ = load_mode(threadIdx.x >> 10);  // + 0, which ptxas does not know
+    choice_.ask();
     ask_for(linear_thread(), linear_block());
   }
 
   // Up to three words: the event, then its id and its payload where the code says so.
   __device__ __forceinline__ void put(u32 code, u32 id, u32 payload, bool after_wait) {
     if (after_wait) settle();
-    keep_event(code);
+    if (is_counted()) {
+      keep_counted(code);
+    } else {
+      keep_in_loop(code);
+    }
     if ((code & layout::kCodeId) != 0) keep_raw(id);
     if ((code & layout::kCodePayload) != 0) keep_raw(payload);
-    if (count_ > limit_) make_room();
+    if (is_counted() && kept_.count > (asked_ ? kAsked : kUnasked)) make_room();
   }
 
+  __device__ __forceinline__ bool leaves_out(u32 iteration) const { return choice_.leaves_out(iteration); }
+
   // Index that the next record will have in the warp's own count.
-  __device__ __forceinline__ u32 next_sequence() const { return sequence_ + count_; }
+  __device__ __forceinline__ u32 next_sequence() const { return kept_.sequence + kept_.count; }
 
   __device__ __forceinline__ void finish(bool after_wait) {
     if (after_wait) settle();
@@ -145,118 +292,113 @@ class Packed {
     if (!begun_) {  // no mark was passed
       lane_ = linear_thread() % 32u;
       block_.begin_globaltimer = low(read_globaltimer());
+      kept_.time = low(base);
+      kept_.code = high(base);
     }
     if (linear_warp() == 0) block_.globaltimer = read_globaltimer();
-    if (limit_ == kUnasked) make_room();
-    if (!kArenaKnown && limit_ == kOff) return;
-    // A block record needs the room of the last records: warp 0 may have to write twice.
-    if (count_ > layout::kBlockRecordSlots && linear_warp() == 0) {
-      write<false>(base);
-      begin_chunk();
+    if (!asked_) make_room();
+    choice_.end_block();
+    if (!kAllRecorded && limit_ == kOff) return;
+    if (is_counted()) {
+      write_last<kCodeBits, kSitesHash, true>(kept_, lane_, base, block_);
+    } else {
+      write_rest<kCodeBits, kSitesHash>(kept_, last_, base, block_);
     }
-    write<true>(base);
   }
 
  private:
-  // The most records that may be kept when a mark is done; one takes up to three words.
-  static constexpr u32 kUnasked = 1;  // until the second record
-  static constexpr u32 kAsked = layout::kRecordSlots - 3u;
-  static constexpr u32 kOff = 0x7ffffff0u;  // of a warp that is not recorded
+  // Does the compiler know here how many records are kept? It does where no loop has marks.
+  __device__ __forceinline__ bool is_counted() const {
+    return WARPLENS_DETAIL_KNOWN(begun_) && WARPLENS_DETAIL_KNOWN(kept_.count) && WARPLENS_DETAIL_KNOWN(asked_);
+  }
 
   // Every lane from that of record `count` on takes time and code; the next record overwrites all but the first of
-  // them. The lanes of the header are written over at the end.
-  __device__ __forceinline__ void keep_event(u32 code) {
+  // them. The lanes of the header keep the clock of the chunk's begin.
+  __device__ __forceinline__ void keep_counted(u32 code) {
     if (begun_) {
-      take_clock(time_, code_, lane_, kFirstLane + count_, code);
+      take_clock(kept_.time, kept_.code, lane_, kFirstLane + kept_.count, code);
     } else {
-      read_timers(time_, block_.begin_globaltimer, linear_thread());
-      lane_ = lane_behind_timers(linear_thread());
-      code_ = code;
+      begin();
+      kept_.code = select(lane_ < kFirstLane, kept_.code, code);
     }
-    begun_ = true;
-    ++count_;
+    ++kept_.count;
+  }
+
+  // The clock is read first, and what it decides is one branch: a mark in a loop waits for each (ADR 6). A change of
+  // the clock's high half ends the chunk, so that no gap is ever guessed.
+  __device__ __forceinline__ void keep_in_loop(u32 code) {
+    u64 now = read_clock();
+    if (kept_.count > limit_ || high(now) != high(last_)) now = make_way(now);
+    last_ = now;
+    keep_clock(kept_.time, kept_.code, lane_, kFirstLane + kept_.count, low(now), code);
+    ++kept_.count;
   }
 
   __device__ __forceinline__ void keep_raw(u32 word) {
-    raws_ |= 1u << (count_ % 32u);  // of a warp that is not recorded it grows on
-    time_ = lane_ >= kFirstLane + count_ ? word : time_;
-    ++count_;
+    kept_.raws |= 1u << (kept_.count % 32u);  // of a warp that is not recorded it grows on
+    kept_.time = lane_ >= kFirstLane + kept_.count ? word : kept_.time;
+    ++kept_.count;
+  }
+
+  __device__ __forceinline__ void begin() {
+    u64 now;
+    read_timers(now, block_.begin_globaltimer, linear_thread());
+    lane_ = lane_behind_timers(linear_thread());
+    kept_.time = low(now);
+    kept_.code = high(now);
+    begun_ = true;
   }
 
   // Space is asked for at the second record: behind the kernel's own first loads, so that the answer arrives behind
   // the rest of the kernel.
   __device__ __forceinline__ void make_room() {
-    if (limit_ == kUnasked) {
-      limit_ = kAsked;
-      if (linear_warp() == 0) block_.sm = read_smid();
-      if (mode_ != layout::kModeAll && !is_recorded(mode_)) {
-        limit_ = kOff;
-      } else if (lane_ == 0) {
-        index_ = ask_for_chunk();
-      }
-    } else if (!kArenaKnown && limit_ == kOff) {
-      count_ = 0;
+    if (!asked_) {
+      limit_ = ask_at_second(choice_, lane_, kept_, block_);
+      asked_ = true;
+    } else if (!kAllRecorded && limit_ == kOff) {
+      kept_.count = 0;
     } else {
-      write<false>(read_clock());
-      begin_chunk();
+      const u64 base = read_clock();
+      write_chunk<kCodeBits, kSitesHash, false, true>(kept_, lane_, base, block_);
+      kept_.begin_chunk(lane_, base);
     }
   }
 
-  __device__ __forceinline__ void begin_chunk() {
-    sequence_ += count_;
-    count_ = 0;
-    raws_ = 0;
-    if (lane_ == 0) index_ = ask_for_chunk();
-  }
-
-  // Writes the records kept; the whole warp stores one chunk where all is as usual. What is stored is worked out in
-  // front of the branch, while the shuffle is under way.
-  template <bool kLast>
-  __device__ __forceinline__ void write(u64 base) {
-    constexpr u32 kFlags = kLast ? layout::kFlagLast : 0u;
-    const u32 active = __activemask();
-    const u32 index = __shfl_sync(active, index_, 0);
-    // Lanes that have passed as many marks agree on which of them keep a record.
-    const u32 kept = __ballot_sync(active, lane_ - kFirstLane < count_);
-    const u32 warp = linear_warp();
-    const bool is_raw = (raws_ << kFirstLane >> lane_ & 1u) != 0;
-    const u32 record = is_raw ? time_ : (time_ << kCodeBits) + code_;
-    const u32 word = select(lane_ < kFirstLane, header(base, warp, kFlags).of(lane_), record);
-    const u64 chunk = chunk_address(index);
-    const u64 address = static_cast<u64>(high(chunk)) << 32 | low(chunk) | lane_ * 4u;  // chunks are aligned
-    const bool usual = active == kFullMask && kept == ((1u << count_) - 1u) << kFirstLane && index < shared_chunks();
-    if (!__all_sync(active, usual)) {
-      write_unusual<kSitesHash>({record, count_, sequence_, index_, raws_}, base, kFlags, block_);
-      return;
-    }
-    if (kLast && warp == 0) {
-      const u32 flags = (kFlags | layout::kFlagBlockRecord) << layout::kMetaFlagsShift;
-      const u32 own = lane_ == layout::kWordMeta ? word | flags : word;
-      const bool in_record = lane_ >= layout::kBlockRecordWord;
-      store_word(address, select(in_record, block_.template words<kSitesHash>().of(lane_), own));
-    } else if (lane_ < ((layout::kHeaderWords + count_ + 7u) & ~7u)) {  // whole sectors of 32 bytes
-      store_word(address, word);
-    }
-  }
-
-  __device__ __forceinline__ Words header(u64 base, u32 warp, u32 flags) const {
-    // Where all warps are recorded the block's first one tells the SM for all of them.
-    const u32 sm = kArenaKnown ? layout::kMetaSmUnknown : read_smid();
-    return {
-        {linear_block(), chunk_meta(warp, sm, count_, flags), low(read_gridid()), sequence_, low(base), high(base)}};
+  // Before a mark in a loop for which there is no room, or at which the clock's high half has changed (it has where it
+  // is the first such mark). Returns the clock that the mark is to have. What all lanes agree on is worked out here,
+  // where the compiler sees that they do.
+  __device__ __forceinline__ u64 make_way(u64 now) {
+    const bool full = kept_.count > limit_;
+    const bool turned_over = last_ != 0 && high(now) != high(last_);
+    const bool asks = !asked_ && (full || turned_over);
+    const bool writes = kept_.count != 0 && limit_ != kOff && (turned_over || (full && asked_));
+    const u32 what = (begun_ ? 0u : kBegins) | (asks ? kAsks : 0u) | (writes ? kWrites : 0u);
+    const Turned turned = turn<kCodeBits, kSitesHash>(what, kept_, last_, now, limit_, choice_, block_);
+    if (writes || kept_.count == 0) kept_.flags = layout::kFlagExact;
+    lane_ = linear_thread() % 32u;
+    kept_.time = turned.time;
+    kept_.code = turned.code;
+    kept_.index = turned.index;
+    kept_.grid = turned.grid;
+    kept_.sequence += writes ? kept_.count : 0u;
+    kept_.raws = writes ? 0u : kept_.raws;
+    kept_.count = writes || limit_ == kOff ? 0u : kept_.count;
+    limit_ = kAllRecorded ? (asks ? kAsked : limit_) : turned.limit;
+    block_.begin_globaltimer = turned.begin_globaltimer;
+    block_.sm = turned.sm;
+    begun_ = true;
+    asked_ = asked_ || asks;
+    return turned.now;
   }
 
   bool begun_ = false;
-  u32 mode_;
+  bool asked_ = false;
   u32 lane_;
-  u32 time_;      // low half of clock64, or a raw word
-  u32 code_ = 0;  // of the same record
-  u32 count_ = 0;
   u32 limit_ = kUnasked;
-  u32 index_ = kNone;
-  u32 sequence_ = 0;
-  u32 raws_ = 0;
+  u64 last_ = 0;  // clock of the last mark in a loop
+  Kept kept_{0, 0, 0, 0, kNone, 0, 0, 0};
   BlockFacts block_;
+  Choice choice_;
 };
 
 }  // namespace detail

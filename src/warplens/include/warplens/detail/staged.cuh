@@ -37,8 +37,10 @@ class Staged {
     const u32 place = warp < WARPLENS_MAX_WARPS ? warp : WARPLENS_MAX_WARPS;
     stage_ = static_cast<u32>(__cvta_generic_to_shared(storage)) + place * kWarpBytes;
     store_shared(stage_ + kEndedOffset, 0, 0);
-    const u32 mode = warplens_device.mode;
-    on_ = warp < WARPLENS_MAX_WARPS && (mode == layout::kModeAll || is_recorded(mode));
+    choice_.ask();
+    const Chosen chosen = choice_.choose();
+    launch_ = chosen.launch;
+    on_ = chosen.recorded && warp < WARPLENS_MAX_WARPS;
   }
 
   __device__ __forceinline__ void put(u32 code, u32 id, u32 payload, bool after_wait) {
@@ -53,6 +55,8 @@ class Staged {
     if (has_payload) keep(payload, kRaw);
   }
 
+  __device__ __forceinline__ bool leaves_out(u32 iteration) const { return choice_.leaves_out(iteration); }
+
   __device__ __forceinline__ u32 next_sequence() const { return sequence_ + count_; }
 
   // After a wait too: the atomic in shared memory lies between a barrier and the clock of the end.
@@ -63,6 +67,7 @@ class Staged {
     const u32 leader = __ffs(active) - 1;
     u32 ended = 0;
     if (read_laneid() == leader) ended = fetch_or_shared(stage_ + kEndedOffset, active);
+    choice_.end_block();
     if ((__shfl_sync(active, ended, leader) | active) != all) return;  // the last lanes to leave end the warp
     flush(layout::kFlagLast | (active == all ? 0u : layout::kFlagPartial));
   }
@@ -76,14 +81,14 @@ class Staged {
     const u32 active = __activemask();
     const u32 leader = __ffs(active) - 1;
     if (!__all_sync(active, count_ == __shfl_sync(active, count_, leader))) flags |= layout::kFlagNonuniform;
-    if (on_ && read_laneid() == leader) write(stage_, count_, sequence_, flags);
+    if (on_ && read_laneid() == leader) write(stage_, count_, sequence_, flags, launch());
     __syncwarp(active);
     sequence_ += count_;
     count_ = 0;
   }
 
   // Records that fit one base become a chunk: normally all of them.
-  __device__ __noinline__ static void write(u32 stage, u32 count, u32 sequence, u32 flags) {
+  __device__ __noinline__ static void write(u32 stage, u32 count, u32 sequence, u32 flags, u32 launch) {
     constexpr u64 kReach = (1ull << (32u - kCodeBits)) - 1ull;
     const u64 now = read_clock();
     const u64 globaltimer = read_globaltimer();
@@ -118,8 +123,7 @@ class Staged {
         count_lost(events);
       } else {
         store_words(chunk, linear_block(),
-                    chunk_meta(linear_warp(), read_smid(), length, its_flags | layout::kFlagExact), low(read_gridid()),
-                    sequence);
+                    chunk_meta(linear_warp(), read_smid(), length, its_flags | layout::kFlagExact), launch, sequence);
         store_word(chunk + 4u * layout::kWordBaseLow, low(base));
         store_word(chunk + 4u * layout::kWordBaseHigh, high(base));
         if ((its_flags & layout::kFlagBlockRecord) != 0) {
@@ -140,6 +144,10 @@ class Staged {
     return now - ((now - kept) & 0xffffffffffffull);
   }
 
+  __device__ __forceinline__ u32 launch() const { return kAllRecorded ? low(read_gridid()) : launch_; }
+
+  Choice choice_;
+  u32 launch_ = 0;
   u32 stage_;
   u32 count_ = 0;
   u32 sequence_ = 0;

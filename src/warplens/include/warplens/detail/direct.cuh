@@ -1,0 +1,148 @@
+// The storage policies `stream` and `live`: one lane writes each record to its chunk at once, so that what a warp has
+// done can be read while the kernel runs. `stream` writes to device memory. `live` writes to mapped host memory, which
+// the host reads without a call to the driver while a kernel hangs and after it has crashed; it lets each record arrive
+// before the warp goes on, and keeps beside the chunks where each resident warp last was, also when no space is left.
+// In: codes, ids and payloads of marks. Out: chunks with the flag STREAM: the header, whose base is the clock of the
+// chunk's begin, is written first; records follow, and a word of zeros is not written yet. A warp's end is a record.
+// Takes warps of any size; the lowest lane that is there when a chunk begins writes, and speaks for the warp.
+#ifndef WARPLENS_DETAIL_DIRECT_CUH
+#define WARPLENS_DETAIL_DIRECT_CUH
+
+#include "arena.cuh"
+#include "device.cuh"
+#include "layout.h"
+
+namespace warplens {
+namespace detail {
+
+// Where the next record goes: 0 in all lanes but the one that writes, and where no space is left.
+struct Place {
+  u32 low;
+  u32 high;
+  bool writes;  // this lane does, or would
+  u32 epoch;    // of the chunk's begin: see Direct::kEpochShift
+};
+
+template <bool kLive>
+__device__ __forceinline__ void put_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
+  store_words(address, a, b, c, d);
+  if (kLive) fence_system();
+}
+
+// A chunk's header, by the lowest lane of those that are there. `events`: those of the chunk before that found no
+// space.
+template <u32 kCodeBits, bool kLive>
+__device__ __noinline__ Place open_chunk(u64 now, u32 sequence, u32 launch, u32 lost) {
+  const u32 active = __activemask();
+  const u32 epoch = low(now >> (31u - kCodeBits));
+  if (read_laneid() != static_cast<u32>(__ffs(active) - 1)) return {0, 0, false, epoch};
+  if (lost != 0) count_lost(lost);
+  const u64 chunk = find_address(ask_for_chunk());
+  if (chunk == 0) return {0, 0, true, epoch};
+  store_word(chunk + 4u * layout::kWordBaseLow, low(now));
+  store_word(chunk + 4u * layout::kWordBaseHigh, high(now));
+  const u32 threads = blockDim.x * blockDim.y * blockDim.z - linear_warp() * 32u;
+  const u32 whole = threads >= 32u ? kFullMask : (1u << threads) - 1u;
+  const u32 flags = layout::kFlagStream | (active == whole ? 0u : layout::kFlagPartial);
+  put_words<kLive>(chunk, linear_block(), chunk_meta(linear_warp(), read_smid(), 0, flags), launch, sequence);
+  return {low(chunk) + 4u * layout::kHeaderWords, high(chunk), true, epoch};
+}
+
+template <u32 kCodeBits, u32 kSitesHash, bool kLive>
+class Direct {
+ public:
+  __device__ __forceinline__ Direct() {
+    choice_.ask();
+    begin_globaltimer_ = low(read_globaltimer());
+  }
+
+  __device__ __forceinline__ void put(u32 code, u32 id, u32 payload, bool after_wait) {
+    if (after_wait) settle();
+    const u64 now = read_clock();
+    const u32 words = 1u + ((code & layout::kCodeId) != 0) + ((code & layout::kCodePayload) != 0);
+    if (slots_ < words || low(now >> kEpochShift) - place_.epoch > 1u) open(now);
+    // The event last: where it is seen, its id and payload are there.
+    const bool has_id = (code & layout::kCodeId) != 0;
+    if ((code & layout::kCodePayload) != 0) store(has_id ? 2u : 1u, payload);
+    if (has_id) store(1u, id);
+    store(0, (low(now) << kCodeBits) + code);
+    if (kLive) tell_last((low(now) << kCodeBits) + code);
+    place_.low += 4u * words;
+    slots_ -= words;
+    sequence_ += words;
+    ++events_;
+  }
+
+  __device__ __forceinline__ bool leaves_out(u32 iteration) const { return choice_.leaves_out(iteration); }
+
+  __device__ __forceinline__ u32 next_sequence() const { return sequence_; }
+
+  __device__ __forceinline__ void finish(bool after_wait) {
+    constexpr u32 kEnd = layout::kControlCodeEnd << layout::kCodeVerbShift;
+    // A block record takes the room of the last eight records; the end takes one.
+    if (linear_warp() == 0 && slots_ < layout::kRecordSlots - layout::kBlockRecordSlots + 1u) slots_ = 0;
+    put(kEnd, 0, 0, after_wait);
+    choice_.end_block();
+    if (place_.high == 0) {
+      if (place_.writes && events_ > 1u) count_lost(events_ - 1u);
+      return;
+    }
+    if (linear_warp() != 0) return;
+    const u64 globaltimer = read_globaltimer();
+    const u64 chunk = (static_cast<u64>(place_.high) << 32 | place_.low) & ~static_cast<u64>(layout::kChunkBytes - 1u);
+    const u64 record = chunk + 4u * layout::kBlockRecordWord;
+    store_words(record, begin_globaltimer_, low(globaltimer), high(globaltimer), read_smid());
+    store_words(record + 16u, kSitesHash, high(read_gridid()), 0, 0);
+    const u32 flags = layout::kFlagStream | layout::kFlagBlockRecord;
+    store_word(chunk + 4u * layout::kWordMeta, chunk_meta(0, read_smid(), 0, flags));
+    if (kLive) fence_system();
+  }
+
+ private:
+  // Two clocks whose epochs differ by at most one lie less than what a record can tell apart.
+  static constexpr u32 kEpochShift = 31u - kCodeBits;
+
+  __device__ __forceinline__ void store(u32 slot, u32 word) {
+    store_if(place_.high != 0, place_.low + 4u * slot, place_.high, word);
+    if (kLive) fence_system();
+  }
+
+  __device__ __forceinline__ void open(u64 now) {
+    if (!asked_) {
+      const Chosen chosen = choice_.choose();
+      on_ = chosen.recorded;
+      launch_ = chosen.launch;
+      asked_ = true;
+    }
+    if (on_) {
+      const u32 lost = place_.writes && place_.high == 0 ? events_ : 0u;
+      place_ = open_chunk<kCodeBits, kLive>(now, sequence_, launch_, lost);
+    } else {
+      place_ = {0, 0, false, low(now >> kEpochShift)};
+    }
+    slots_ = layout::kRecordSlots;
+    events_ = 0;
+  }
+
+  // Where this warp now is, for one who looks at a kernel that hangs: by SM and by the SM's own number of the warp.
+  __device__ __forceinline__ void tell_last(u32 record) const {
+    if (!place_.writes) return;
+    const u64 entry = last_address() + (read_smid() * layout::kLastWarps + read_warpid()) * layout::kLastBytes;
+    store_words(entry, linear_block() + 1u, linear_warp(), sequence_, record);
+  }
+
+  bool asked_ = false;
+  bool on_ = false;
+  u32 slots_ = 0;     // that are left in the chunk
+  u32 events_ = 0;    // in the chunk
+  u32 sequence_ = 0;  // of the next record
+  u32 launch_ = 0;
+  u32 begin_globaltimer_;
+  Place place_{0, 0, false, 0};
+  Choice choice_;
+};
+
+}  // namespace detail
+}  // namespace warplens
+
+#endif  // WARPLENS_DETAIL_DIRECT_CUH
