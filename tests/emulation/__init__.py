@@ -30,6 +30,7 @@ CODE_BITS = layout.code_bits(len(SITES))
 POLICIES = {
     "packed": ["-DWARPLENS_POLICY=packed"],
     "counted": ["-DWARPLENS_POLICY=packed", "-DCOUNTED"],
+    "untold": ["-DWARPLENS_POLICY=packed", "-DUNTOLD"],
     "staged": ["-DWARPLENS_POLICY=staged"],
     "stream": ["-DWARPLENS_POLICY=stream"],
     "live": ["-DWARPLENS_POLICY=live"],
@@ -107,7 +108,10 @@ class Result:
 
 
 def build(policy: str, folder: Path) -> Path:
-    """The program for a storage policy; "counted" is `packed` where the compiler counts the records."""
+    """The program for a storage policy.
+
+    "counted" is `packed` where the compiler counts the records, "untold" where it cannot say whether it does.
+    """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler, "no C++ compiler was found: apt install g++"
     program = folder / f"emulation-{policy}"

@@ -63,7 +63,12 @@ using u64 = unsigned long long;
 constexpr u32 kFullMask = 0xffffffffu;
 
 // What runs here is a loop over a program, so a compiler knows no count; the tests say which way is meant.
-#ifdef COUNTED
+#ifdef UNTOLD
+#define WARPLENS_DETAIL_CAN_TELL 0
+#else
+#define WARPLENS_DETAIL_CAN_TELL 1
+#endif
+#if defined(COUNTED) || defined(UNTOLD)
 #define WARPLENS_DETAIL_KNOWN(value) true
 #else
 #define WARPLENS_DETAIL_KNOWN(value) false

@@ -11,8 +11,20 @@ using u64 = unsigned long long;
 
 constexpr u32 kFullMask = 0xffffffffu;
 
-// Does the compiler know this value here?
+// Does the compiler know this value here? NVRTC before 13.1 cannot say; what that costs is said where it is asked.
+#if !defined(WARPLENS_DETAIL_CAN_TELL) && defined(__has_builtin)
+#if __has_builtin(__builtin_constant_p)
+#define WARPLENS_DETAIL_CAN_TELL 1
+#endif
+#endif
+#ifndef WARPLENS_DETAIL_CAN_TELL
+#define WARPLENS_DETAIL_CAN_TELL 0
+#endif
+#if WARPLENS_DETAIL_CAN_TELL
 #define WARPLENS_DETAIL_KNOWN(value) __builtin_constant_p(value)
+#else
+#define WARPLENS_DETAIL_KNOWN(value) true
+#endif
 
 __host__ __device__ constexpr u32 low(u64 value) { return static_cast<u32>(value); }
 __host__ __device__ constexpr u32 high(u64 value) { return static_cast<u32>(value >> 32); }

@@ -300,14 +300,18 @@ class Packed {
     choice_.end_block();
     if (!kAllRecorded && limit_ == kOff) return;
     if (is_counted()) {
-      write_last<kCodeBits, kSitesHash, true>(kept_, lane_, base, block_);
+      write_last<kCodeBits, kSitesHash, kCanTell>(kept_, lane_, base, block_);
     } else {
       write_rest<kCodeBits, kSitesHash>(kept_, last_, base, block_);
     }
   }
 
  private:
-  // Does the compiler know here how many records are kept? It does where no loop has marks.
+  static constexpr bool kCanTell = WARPLENS_DETAIL_CAN_TELL != 0;
+
+  // Does the compiler know here how many records are kept? It does where no loop has marks. A compiler that cannot say
+  // so takes the same way in loops: each mark has a branch that vanishes where the count is known, and waits in which
+  // the clock's high half changes are told as doubtful.
   __device__ __forceinline__ bool is_counted() const {
     return WARPLENS_DETAIL_KNOWN(begun_) && WARPLENS_DETAIL_KNOWN(kept_.count) && WARPLENS_DETAIL_KNOWN(asked_);
   }
@@ -315,8 +319,10 @@ class Packed {
   // Every lane from that of record `count` on takes time and code; the next record overwrites all but the first of
   // them. The lanes of the header keep the clock of the chunk's begin.
   __device__ __forceinline__ void keep_counted(u32 code) {
-    if (begun_) {
+    if (begun_ && kCanTell) {
       take_clock(kept_.time, kept_.code, lane_, kFirstLane + kept_.count, code);
+    } else if (begun_) {
+      keep_clock(kept_.time, kept_.code, lane_, kFirstLane + kept_.count, read_clock_low(), code);
     } else {
       begin();
       kept_.code = select(lane_ < kFirstLane, kept_.code, code);
@@ -357,10 +363,18 @@ class Packed {
       asked_ = true;
     } else if (!kAllRecorded && limit_ == kOff) {
       kept_.count = 0;
-    } else {
+    } else if (kCanTell) {
       const u64 base = read_clock();
       write_chunk<kCodeBits, kSitesHash, false, true>(kept_, lane_, base, block_);
       kept_.begin_chunk(lane_, base);
+    } else {
+      const u64 now = read_clock();
+      const Turned turned = turn<kCodeBits, kSitesHash>(kWrites, kept_, 0, now, limit_, choice_, block_);
+      kept_.index = turned.index;
+      kept_.sequence += kept_.count;
+      kept_.count = kept_.raws = 0;
+      kept_.time = low(now);
+      kept_.code = high(now);
     }
   }
 

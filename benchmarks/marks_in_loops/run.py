@@ -1,0 +1,116 @@
+"""Cycles that a mark adds to a turn of a loop of 64 dependent FMAs: each policy, one warp, 8 and 20 warps an SM.
+
+In: a GPU. Out: JSON with the medians of all launches, and a short table. Needs torch and cuda-bindings.
+
+    python benchmarks/marks_in_loops/run.py -o benchmarks/results/marks_in_loops.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cuda.bindings import driver
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "rmsnorm_overhead"))
+from run import device_facts, nvidia_smi, versions
+from variants import checked
+
+from warplens import layout
+from warplens.capture.arena import Arena
+from warplens.capture.cuda import CudaKernel
+from warplens.capture.options import RecordOptions
+
+HERE = Path(__file__).parent
+SHAPES = {"1 warp": (1, 32), "8 warps an SM": (132, 256), "20 warps an SM": (132, 640)}
+BUILDS: dict[str, dict[str, Any]] = {
+    "clean": {},
+    "packed": {"policy": "packed"},
+    "packed, narrowable": {"policy": "packed", "warps": tuple(range(32))},
+    "packed, switched off": {"policy": "packed", "warps": tuple(range(32))},
+    "stream": {"policy": "stream"},
+    "live": {"policy": "live"},
+    "staged": {"policy": "staged"},
+}
+TURNS = 256
+LAUNCHES = 15
+CAPACITY_BYTES = 192 << 20
+
+
+def main(arguments: list[str]) -> None:
+    """Measure, write the JSON, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="JSON file to write")
+    output = parser.parse_args(arguments).output
+    before = nvidia_smi()
+    rows = [row for unroll in (1, 4) for row in measure(unroll)]
+    result = {
+        "benchmark": "marks_in_loops",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": ["python", "benchmarks/marks_in_loops/run.py", f"-o={output.name}"],
+        "device": device_facts(),
+        "versions": versions(),
+        "clocks": {"before": before, "after": nvidia_smi()},
+        "method": {
+            "turns": TURNS,
+            "launches": LAUNCHES,
+            "turn": "64 dependent FMAs",
+            "cycles": "median over warps of a launch's cycles a turn, one value a launch; builds in turn",
+            "added": "median over launches of (cycles - those of the clean build in the same round)",
+        },
+        "rows": rows,
+    }
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for row in rows:
+        added = "  ".join(f"{name} {shape['added_cycles']:7.1f}" for name, shape in row["shapes"].items())
+        print(f"unroll {row['unroll']}  {row['build']:<22} {added}")
+    print(f"wrote {output}")
+
+
+def measure(unroll: int) -> list[dict[str, Any]]:
+    """A row for each build."""
+    kernel = CudaKernel((HERE / "loop.cu").read_text(encoding="utf-8"), "run<true>", options=[f"-DUNROLL={unroll}"])
+    cycles = torch.zeros(132 * 20, dtype=torch.int64, device="cuda")
+    sums = torch.zeros(132 * 640, device="cuda")
+    arenas = {mapped: Arena(CAPACITY_BYTES, mapped=mapped, sm_count=256) for mapped in (False, True)}
+    rows = [{"unroll": unroll, "build": name, "shapes": {}} for name in BUILDS]
+    for shape, (blocks, threads) in SHAPES.items():
+        times: dict[str, list[float]] = {name: [] for name in BUILDS}
+        for _ in range(LAUNCHES):
+            for name, options in BUILDS.items():
+                arena = arenas[options.get("policy") == "live"]
+                function = prepared(kernel, name, options, arena, (blocks, threads))
+                values = (cycles.data_ptr(), sums.data_ptr(), TURNS, 1.0001)
+                types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_float)
+                checked(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, 0, (values, types), 0))
+                torch.cuda.synchronize()
+                times[name].append(float(cycles[: blocks * threads // 32].double().median()) / TURNS)
+        for row in rows:
+            own = np.array(times[row["build"]])
+            added = np.median(own - np.array(times["clean"]))
+            row["shapes"][shape] = {"cycles_a_turn": own.round(2).tolist(), "added_cycles": round(float(added), 2)}
+    return rows
+
+
+def prepared(kernel: CudaKernel, name: str, options: dict[str, Any], arena: Arena, shape: tuple[int, int]) -> Any:
+    """The driver's handle of a build, with an empty arena behind it."""
+    if name == "clean":
+        return kernel._build(kernel.clean or "", ()).function.handle
+    blocks, threads = shape
+    build, _ = kernel.traced_build((blocks, 1, 1), (threads, 1, 1), RecordOptions(**options), arena)
+    value = arena.descriptor().reshape(1)
+    checked(driver.cuMemcpyHtoD(build.library.symbol(layout.DESCRIPTOR_SYMBOL), value.ctypes.data, value.nbytes))
+    arena.clear(0)
+    arena.choose(0, warp_mask=0 if name.endswith("off") else 0xFFFFFFFF)
+    return build.function.handle
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
