@@ -30,9 +30,11 @@ from warplens.capture.options import RecordOptions
 
 HERE = Path(__file__).parent
 SHAPES = {"1 warp": (1, 32), "8 warps an SM": (132, 256), "20 warps an SM": (132, 640)}
+LOOPS = "packed, built for loops"  # the same as packed where NVRTC tells which values it knows
 BUILDS: dict[str, dict[str, Any]] = {
     "clean": {},
     "packed": {"policy": "packed"},
+    LOOPS: {"policy": "packed"},
     "packed, narrowable": {"policy": "packed", "warps": tuple(range(32))},
     "packed, switched off": {"policy": "packed", "warps": tuple(range(32))},
     "stream": {"policy": "stream"},
@@ -104,7 +106,9 @@ def prepared(kernel: CudaKernel, name: str, options: dict[str, Any], arena: Aren
     if name == "clean":
         return kernel._build(kernel.clean or "", ()).function.handle
     blocks, threads = shape
-    build, _ = kernel.traced_build((blocks, 1, 1), (threads, 1, 1), RecordOptions(**options), arena)
+    build, _ = kernel.traced_build(
+        (blocks, 1, 1), (threads, 1, 1), RecordOptions(**options), arena, loops=name == LOOPS
+    )
     value = arena.descriptor().reshape(1)
     checked(driver.cuMemcpyHtoD(build.library.symbol(layout.DESCRIPTOR_SYMBOL), value.ctypes.data, value.nbytes))
     arena.clear(0)

@@ -23,12 +23,8 @@ _ASK = (
 )
 _END = ("packed.cuh", "    choice_.end_block();", "    if (kept_.time != 0x12345678u) return;")
 _BARRIER = ("packed.cuh", "if (after_wait) settle();\n    if (is_counted())", "if (is_counted())")
-_EXACT = ("packed.cuh", "kCounted && kept.life(base) > kReach ? kNone : kept.index", "kept.index")
-_BOUND = (
-    "packed.cuh",
-    "bool usual = active == kFullMask && index < shared_chunks();",
-    "bool usual = active == kFullMask;",
-)
+_EXACT = ("packed.cuh", "kept.life(base) <= kReach ? kept.index : kNone", "kept.index")
+_BOUND = ("packed.cuh", "(index < shared_chunks() ? 0u : 1u)", "0u")
 ABLATIONS = {
     "without the store": _STORES,
     "without asking for space": (_ASK,),

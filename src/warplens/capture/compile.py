@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +61,16 @@ def load_nvrtc() -> Any:
             f"NVRTC cannot be loaded ({error}), and compiling a kernel needs it\n{INSTALL}"
         ) from error
     return nvrtc
+
+
+@cache
+def tells_constants() -> bool:
+    """Whether NVRTC tells device code which values it knows (13.0 does not): the headers' `WARPLENS_DETAIL_KNOWN`."""
+    try:
+        compile_cubin('extern "C" __global__ void f(int* x) { *x = __builtin_constant_p(*x); }', [], arch="sm_80")
+    except CompileError:
+        return False
+    return True
 
 
 def _check(nvrtc: Any, result: Any, what: str) -> Any:

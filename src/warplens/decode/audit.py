@@ -63,8 +63,14 @@ def _expected_warps(entry: dict[str, Any]) -> int:
     """Warps that the launch should have recorded; 0 when it was off."""
     if entry["every"] == 0:
         return 0
-    blocks = -(-blocks_of(entry) // entry["every"])
-    return int(blocks * sum(entry["warp_mask"] >> warp & 1 for warp in range(warps_of(entry))))
+    return int(len(_chosen_blocks(entry)) * sum(entry["warp_mask"] >> warp & 1 for warp in range(warps_of(entry))))
+
+
+def _chosen_blocks(entry: dict[str, Any]) -> range | list[int]:
+    """Blocks that were to be recorded, ascending."""
+    every = range(0, blocks_of(entry), entry["every"])
+    listed = entry.get("blocks")
+    return every if listed is None else [block for block in sorted(set(listed)) if block in every]
 
 
 def _first_missing(chunks: Chunks, launch: int, entry: dict[str, Any]) -> str:
@@ -75,10 +81,11 @@ def _first_missing(chunks: Chunks, launch: int, entry: dict[str, Any]) -> str:
     here = chunks.first_of_warp[at]
     block, warp = chunks.block[at][here], chunks.warp[at][here]
     rank = np.searchsorted(warps, warp)
-    arrived = block // entry["every"] * len(warps) + rank  # ascends, and is 0, 1, 2 ... while none is absent
+    blocks = _chosen_blocks(entry)
+    arrived = np.searchsorted(blocks, block) * len(warps) + rank  # ascends, and is 0, 1, 2 ... while none is absent
     absent = np.flatnonzero(arrived != np.arange(len(arrived)))
     first = int(absent[0]) if len(absent) else len(arrived)
-    return f" (the first: block {first // len(warps) * entry['every']} warp {warps[first % len(warps)]})"
+    return f" (the first: block {blocks[first // len(warps)]} warp {warps[first % len(warps)]})"
 
 
 def _tell_flag(chunks: Chunks, flag: ChunkFlag, kind: str, severity: Severity, text: str, problems: Problems) -> None:

@@ -78,6 +78,7 @@ def _launch_makes_sense(manifest: dict[str, Any], launch: dict[str, Any], path: 
         raise FormatError(f"{path}.kernel: expected below {len(manifest['kernels'])}, found {launch['kernel']}")
     if blocks_of(launch) > MAX_GRID_BLOCKS:
         raise FormatError(f"{path}.grid: expected at most {MAX_GRID_BLOCKS} blocks, found {launch['grid']}")
+    _nullable(_list(_u32))(launch.get("blocks"), f"{path}.blocks")  # newer than format 1.0
     if math.prod(launch["block"]) > MAX_BLOCK_THREADS:
         raise FormatError(f"{path}.block: expected at most {MAX_BLOCK_THREADS} threads, found {launch['block']}")
 

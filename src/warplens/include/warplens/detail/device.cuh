@@ -11,7 +11,8 @@ using u64 = unsigned long long;
 
 constexpr u32 kFullMask = 0xffffffffu;
 
-// Does the compiler know this value here? NVRTC before 13.1 cannot say; what that costs is said where it is asked.
+// Does the compiler know this value here? NVRTC 13.0 and older cannot say. There the host says which marks it compiles
+// for, with WARPLENS_LOOPS those in loops; both are right for all.
 #if !defined(WARPLENS_DETAIL_CAN_TELL) && defined(__has_builtin)
 #if __has_builtin(__builtin_constant_p)
 #define WARPLENS_DETAIL_CAN_TELL 1
@@ -22,6 +23,8 @@ constexpr u32 kFullMask = 0xffffffffu;
 #endif
 #if WARPLENS_DETAIL_CAN_TELL
 #define WARPLENS_DETAIL_KNOWN(value) __builtin_constant_p(value)
+#elif defined(WARPLENS_LOOPS)
+#define WARPLENS_DETAIL_KNOWN(value) false
 #else
 #define WARPLENS_DETAIL_KNOWN(value) true
 #endif
@@ -80,9 +83,11 @@ __device__ __forceinline__ void keep_clock(u32& time, u32& code, u32 lane, u32 f
       : "r"(lane), "r"(first), "r"(its_time), "r"(its_code));
 }
 
-// Four words of global memory, loaded here and not where they are used.
+// Four words of global memory, loaded here and not where they are used, and kept in the first-level cache: read beside
+// it, one address serves about one warp a nanosecond. A kernel begins with an empty cache, so each launch sees what is
+// new.
 __device__ __forceinline__ void load_words(u64 address, u32& a, u32& b, u32& c, u32& d) {
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
                : "l"(address)
                : "memory");

@@ -161,7 +161,7 @@ __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base
   constexpr u32 kReach = (1u << (32u - kCodeBits)) - 1u;
   const u32 active = __activemask();
   const u32 warp = linear_warp();
-  const u32 index = __shfl_sync(active, kCounted && kept.life(base) > kReach ? kNone : kept.index, 0);
+  const u32 index = __shfl_sync(active, kept.life(base) <= kReach ? kept.index : kNone, 0);
   // Where all warps are recorded the block's first one tells the SM for all of them.
   const u32 sm = kAllRecorded ? layout::kMetaSmUnknown : read_smid();
   const Words header{
@@ -169,15 +169,10 @@ __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base
   const u32 word = select(lane < kFirstLane, header.of(lane), kept.record<kCodeBits>(lane));
   const u64 chunk = chunk_address(index);
   const u64 address = static_cast<u64>(high(chunk)) << 32 | low(chunk) | lane * 4u;  // chunks are aligned
-  bool usual = active == kFullMask && index < shared_chunks();
-  if (!kCounted) {
-    const u32 held = __ballot_sync(active, lane - kFirstLane < kept.count);
-    usual = usual && held == ((1u << kept.count) - 1u) << kFirstLane;
-    const bool of_record = lane - kFirstLane < kept.count && !kept.is_raw(lane);
-    const bool fits = lane < kFirstLane ? kept.flags != 0 || high(kept.life(base)) == 0
-                                        : !of_record || low(base) - kept.time <= kReach;
-    usual = __all_sync(active, usual && fits);
-  }
+  // Each part is the same in all lanes that are here: one branch, no vote.
+  u32 odd = (active ^ kFullMask) | (index < shared_chunks() ? 0u : 1u);
+  if (!kCounted) odd |= __ballot_sync(active, lane - kFirstLane < kept.count) ^ ((1u << kept.count) - 1u) << kFirstLane;
+  const bool usual = odd == 0;
   if (!usual) {
     write_unusual<kCodeBits, kSitesHash>(kept, base, kLast ? layout::kFlagLast : 0u, block);
   } else if (kLast && warp == 0) {
@@ -319,10 +314,8 @@ class Packed {
   // Every lane from that of record `count` on takes time and code; the next record overwrites all but the first of
   // them. The lanes of the header keep the clock of the chunk's begin.
   __device__ __forceinline__ void keep_counted(u32 code) {
-    if (begun_ && kCanTell) {
+    if (begun_) {
       take_clock(kept_.time, kept_.code, lane_, kFirstLane + kept_.count, code);
-    } else if (begun_) {
-      keep_clock(kept_.time, kept_.code, lane_, kFirstLane + kept_.count, read_clock_low(), code);
     } else {
       begin();
       kept_.code = select(lane_ < kFirstLane, kept_.code, code);
