@@ -118,7 +118,7 @@ def build(policy: str, folder: Path) -> Path:
     include = [f"-I{get_include()}", "-include", str(HERE / "device.h")]
     frames = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]  # operate() asks who called its caller
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-frame-address"]
-    options = ["-std=c++17", "-O1", *frames, *warnings, *POLICIES[policy], *include]
+    options = ["-std=c++17", "-O0", *frames, *warnings, *POLICIES[policy], *include]
     subprocess.run([compiler, *options, "-o", program, HERE / "warps.cpp"], check=True)
     return program
 

@@ -49,7 +49,7 @@ struct Chosen {
 // Of blocks that a list or a window of launches leaves. In a window the launch is named by its number. Blocks that have
 // ended are counted, all of them, over all launches: their number tells the launch, since while a block runs it is not
 // among them, unless launches overlap.
-inline __device__ __noinline__ Chosen choose_further(u32 more) {
+__device__ __forceinline__ Chosen choose_further(u32 more) {
   const u64 control = control_address();
   Chosen chosen = {true, low(read_gridid())};
   if ((more & layout::kChoiceList) != 0) {
@@ -68,6 +68,8 @@ inline __device__ __noinline__ Chosen choose_further(u32 more) {
   return chosen;
 }
 
+inline __device__ __noinline__ Chosen call_choose_further(u32 more) { return choose_further(more); }
+
 // Which blocks, warps and launches are recorded: asked for at the kernel's begin, used at the second mark, when the
 // answer is there. What it says is stated in layout.py.
 struct Choice {
@@ -84,13 +86,17 @@ struct Choice {
     }
   }
 
+  // kInline: where a call would cost more than its code.
+  template <bool kInline>
   __device__ __forceinline__ Chosen choose() const {
     if (kAllRecorded) return {true, 0};
     // n divides a number if and only if the number times the inverse of n's odd part, turned right by the count of n's
     // factors 2, is at most (2^32 - 1) / n (Granlund and Montgomery, 1994).
     const bool in_step = rotate_right(linear_block() * every_inverse, more % 32u) <= every_limit;
     const bool recorded = in_step && (warp_mask >> linear_warp() & 1u) != 0;
-    if (recorded && (more & (layout::kChoiceList | layout::kChoiceWindow)) != 0) return choose_further(more);
+    if (recorded && (more & (layout::kChoiceList | layout::kChoiceWindow)) != 0) {
+      return kInline ? choose_further(more) : call_choose_further(more);
+    }
     return {recorded, low(read_gridid())};
   }
 

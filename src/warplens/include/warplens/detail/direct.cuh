@@ -15,37 +15,45 @@
 namespace warplens {
 namespace detail {
 
-// Where the next record goes: 0 in all lanes but the one that writes, and where no space is left.
+// Where the next record goes, in the lane that writes: 0 in the others, and where no space is left.
 struct Place {
   u32 low;
   u32 high;
   bool writes;  // this lane does, or would
-  u32 epoch;    // of the chunk's begin: see Direct::kEpochShift
+  bool asked;
+  bool on;  // the warp is recorded
+  u32 launch;
 };
 
-template <bool kLive>
-__device__ __forceinline__ void put_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
-  store_words(address, a, b, c, d);
-  if (kLive) fence_system();
-}
-
-// A chunk's header, by the lowest lane of those that are there. `events`: those of the chunk before that found no
-// space.
+// A chunk's header, by the lowest lane of those that are there. `events` stood in the chunk before. One function that
+// calls no other: see write_chunk in packed.cuh.
 template <u32 kCodeBits, bool kLive>
-__device__ __noinline__ Place open_chunk(u64 now, u32 sequence, u32 launch, u32 lost) {
+__device__ __noinline__ Place open_chunk(Place before, u64 now, u32 sequence, u32 events, Choice choice) {
+  Place place = before;
+  if (!before.asked) {
+    const Chosen chosen = choice.choose<true>();
+    place.asked = true;
+    place.on = chosen.recorded;
+    place.launch = kAllRecorded ? low(read_gridid()) : chosen.launch;
+  }
   const u32 active = __activemask();
-  const u32 epoch = low(now >> (31u - kCodeBits));
-  if (read_laneid() != static_cast<u32>(__ffs(active) - 1)) return {0, 0, false, epoch};
-  if (lost != 0) count_lost(lost);
+  place.low = place.high = 0;
+  place.writes = place.on && linear_thread() % 32u == static_cast<u32>(__ffs(active) - 1);
+  if (!place.writes) return place;
+  if (before.writes && before.high == 0 && events != 0) count_lost(events);
   const u64 chunk = find_address(ask_for_chunk());
-  if (chunk == 0) return {0, 0, true, epoch};
+  if (chunk == 0) return place;
   store_word(chunk + 4u * layout::kWordBaseLow, low(now));
   store_word(chunk + 4u * layout::kWordBaseHigh, high(now));
   const u32 threads = blockDim.x * blockDim.y * blockDim.z - linear_warp() * 32u;
   const u32 whole = threads >= 32u ? kFullMask : (1u << threads) - 1u;
   const u32 flags = layout::kFlagStream | (active == whole ? 0u : layout::kFlagPartial);
-  put_words<kLive>(chunk, linear_block(), chunk_meta(linear_warp(), read_smid(), 0, flags), launch, sequence);
-  return {low(chunk) + 4u * layout::kHeaderWords, high(chunk), true, epoch};
+  const u32 meta = chunk_meta(linear_warp(), read_smid(), 0, flags);
+  store_words(chunk, linear_block(), meta, place.launch, sequence);
+  if (kLive) fence_system();
+  place.low = low(chunk) + 4u * layout::kHeaderWords;
+  place.high = high(chunk);
+  return place;
 }
 
 template <u32 kCodeBits, u32 kSitesHash, bool kLive>
@@ -60,7 +68,7 @@ class Direct {
     if (after_wait) settle();
     const u64 now = read_clock();
     const u32 words = 1u + ((code & layout::kCodeId) != 0) + ((code & layout::kCodePayload) != 0);
-    if (slots_ < words || low(now >> kEpochShift) - place_.epoch > 1u) open(now);
+    if (slots_ < words || low(now >> kEpochShift) - epoch_ > 1u) open(now);
     // The event last: where it is seen, its id and payload are there.
     const bool has_id = (code & layout::kCodeId) != 0;
     if ((code & layout::kCodePayload) != 0) store(has_id ? 2u : 1u, payload);
@@ -108,18 +116,8 @@ class Direct {
   }
 
   __device__ __forceinline__ void open(u64 now) {
-    if (!asked_) {
-      const Chosen chosen = choice_.choose();
-      on_ = chosen.recorded;
-      launch_ = chosen.launch;
-      asked_ = true;
-    }
-    if (on_) {
-      const u32 lost = place_.writes && place_.high == 0 ? events_ : 0u;
-      place_ = open_chunk<kCodeBits, kLive>(now, sequence_, launch_, lost);
-    } else {
-      place_ = {0, 0, false, low(now >> kEpochShift)};
-    }
+    place_ = open_chunk<kCodeBits, kLive>(place_, now, sequence_, events_, choice_);
+    epoch_ = low(now >> kEpochShift);
     slots_ = layout::kRecordSlots;
     events_ = 0;
   }
@@ -131,14 +129,12 @@ class Direct {
     store_words(entry, linear_block() + 1u, linear_warp(), sequence_, record);
   }
 
-  bool asked_ = false;
-  bool on_ = false;
+  u32 epoch_ = 0;     // of the chunk's begin
   u32 slots_ = 0;     // that are left in the chunk
   u32 events_ = 0;    // in the chunk
   u32 sequence_ = 0;  // of the next record
-  u32 launch_ = 0;
   u32 begin_globaltimer_;
-  Place place_{0, 0, false, 0};
+  Place place_{0, 0, false, false, false, 0};
   Choice choice_;
 };
 

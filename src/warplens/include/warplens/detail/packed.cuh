@@ -50,17 +50,6 @@ struct Kept {
   }
 };
 
-// Space for a chunk, the same in all lanes of `active`; 0 when none is left, and then the loss is counted.
-inline __device__ __noinline__ u64 find_chunk(u32 active, u32 index, u32 events) {
-  const u32 leader = __ffs(active) - 1;
-  u64 chunk = 0;
-  if (read_laneid() == leader) {
-    chunk = find_address(index != kNone ? index : ask_for_chunk());
-    if (chunk == 0) count_lost(events);
-  }
-  return static_cast<u64>(__shfl_sync(active, high(chunk), leader)) << 32 | __shfl_sync(active, low(chunk), leader);
-}
-
 // Six words, of which lane l takes number l % 8: the header in lanes 0 to 5, the block record from lane 24 on.
 struct Words {
   u32 values[6];
@@ -92,69 +81,109 @@ struct BlockFacts {
   }
 };
 
-// The rare way to write: lanes are missing or disagree, the cursor is at its end, or the records reach farther back
-// than one chunk can tell. Each run of neighbouring records that are there and fit one base becomes a chunk; what stood
-// in absent lanes is a gap in `sequence`. A warp's end is the base of its last chunk, which then has no record if need
-// be.
+// What a warp stores together: the header in the first six lanes, a record in each of the next, and in a block's first
+// warp the block record from lane 24 on.
 template <u32 kCodeBits, u32 kSitesHash>
-__device__ __noinline__ void write_unusual(Kept kept, u64 base, u32 flags, BlockFacts block) {
+__device__ __forceinline__ void store_together(const Kept& kept, u32 lane, u64 chunk, u32 word, bool block_record,
+                                               const BlockFacts& block) {
+  const u64 address = static_cast<u64>(high(chunk)) << 32 | low(chunk) | lane * 4u;  // chunks are aligned
+  if (block_record) {
+    const u32 flag = layout::kFlagBlockRecord << layout::kMetaFlagsShift;
+    const u32 own = lane == layout::kWordMeta ? word | flag : word;
+    const bool in_record = lane >= layout::kBlockRecordWord;
+    store_word(address, select(in_record, block.template words<kSitesHash>().of(lane), own));
+  } else if (lane < ((layout::kHeaderWords + kept.count + 7u) & ~7u)) {  // whole sectors of 32 bytes
+    store_word(address, word);
+  }
+}
+
+// One event with its id and payload, or none, in a chunk of its own, by the lane that calls it.
+__device__ __forceinline__ void store_alone(const Kept& kept, u64 chunk, u32 sequence, u32 count, u32 flags, u64 base,
+                                            u32 record, u32 second, u32 third) {
+  store_words(chunk, linear_block(), chunk_meta(linear_warp(), read_smid(), count, flags), kept.launch(), sequence);
+  store_words(chunk + 16u, low(base), high(base), record, second);
+  store_word(chunk + 32u, third);
+}
+static_assert(layout::kWordBaseLow == 4 && layout::kHeaderWords == 6, "words 4 to 8 of a chunk");
+
+// The rare way to write: lanes are missing or disagree, the cursor is at its end, or the records reach farther back
+// than one chunk can tell. A whole warp still writes one chunk where that can be; else each event gets a chunk of its
+// own from the lane that holds it, and what stood in absent lanes is a gap in `sequence`. There is no loop here: with
+// one, ptxas would guard each mark in a loop of the kernel against lanes that part, which costs 40 cycles a mark.
+template <u32 kCodeBits, u32 kSitesHash>
+__device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, BlockFacts block) {
   constexpr u32 kReach = (1u << (32u - kCodeBits)) - 1u;
   const u32 active = __activemask();
-  const u32 lane = read_laneid();
+  const u32 lane = linear_thread() % 32u;
   const u32 leader = __ffs(active) - 1;
-  if (active != kFullMask) flags |= layout::kFlagPartial;
-  if (!__all_sync(active, kept.count == __shfl_sync(active, kept.count, leader))) flags |= layout::kFlagNonuniform;
-  u32 pending = __ballot_sync(active, lane - kFirstLane < kept.count);
-  // Lanes that have parted may disagree: what decides how often they shuffle is the same in all of them.
-  const u32 raws = __ballot_sync(active, kept.is_raw(lane));
   const u32 count = __shfl_sync(active, kept.count, leader);
-  const u32 age = low(base) - kept.time;
+  const bool agree = __all_sync(active, kept.count == count);
   const bool exact = __shfl_sync(active, kept.flags != 0 || (lane < kFirstLane && high(kept.life(base)) == 0), leader);
+  const u32 held = __ballot_sync(active, lane - kFirstLane < kept.count);
+  const u32 raws = __ballot_sync(active, kept.is_raw(lane));
+  const bool is_event = (held & ~raws) >> lane & 1u;
+  const u32 age = low(base) - kept.time;
+  const bool near = __all_sync(active, !is_event || !exact || age <= kReach);
+  u32 index = (active & 1u) != 0 ? __shfl_sync(active, kept.index, 0) : kNone;
   if (exact) flags |= layout::kFlagExact;
-  bool ends = (flags & layout::kFlagLast) != 0;
-  while (pending != 0 || ends) {
-    if (pending != 0 &&
-        ((pending & raws) >> (__ffs(pending) - 1) & 1u) != 0) {  // its event is missing: it means nothing
-      pending &= pending - 1u;
-      continue;
+  if (active == kFullMask && agree && near) {
+    u64 chunk = 0;
+    if (lane == 0) chunk = find_address(index != kNone ? index : ask_for_chunk());
+    chunk = static_cast<u64>(__shfl_sync(active, high(chunk), 0)) << 32 | __shfl_sync(active, low(chunk), 0);
+    if (chunk == 0) {
+      if (lane == 0) count_lost(__popc(held & ~raws));
+      return;
     }
-    const u32 start = pending != 0 ? __ffs(pending) - 1 : kFirstLane + count;
-    const u32 oldest = __shfl_sync(active, age, start % 32u);
-    const u32 short_by =
-        exact && pending != 0 && oldest > kReach ? oldest - kReach : 0u;  // of the base that the run can have
-    u32 fits = __ballot_sync(active, age >= short_by) & ~raws;
-    fits |= fits << 1 & raws;
-    fits |= fits << 1 & raws;
-    const u32 there = pending & fits;
-    const u32 length = pending != 0 ? __ffs(~(there >> start)) - 1 : 0u;  // at most 26 bits are set
-    const u32 run = pending != 0 ? ((1u << length) - 1u) << start : 0u;
-    pending &= ~run;
-    const u64 chunk = find_chunk(active, kept.index, __popc(run & ~raws));
-    kept.index = kNone;
-    const bool last = ends && pending == 0 && short_by == 0 && start + length == kFirstLane + count;
-    if (last) ends = false;
-    if (chunk == 0) continue;
-    u32 run_flags = last ? flags : flags & ~layout::kFlagLast;
-    const bool block_record = last && linear_warp() == 0 && active == kFullMask && length <= layout::kBlockRecordSlots;
-    if (block_record) run_flags |= layout::kFlagBlockRecord;
-    if (lane == leader) {
-      store_words(chunk, linear_block(), chunk_meta(linear_warp(), read_smid(), length, run_flags), kept.launch(),
-                  kept.sequence + start - kFirstLane);
-      store_word(chunk + 4u * layout::kWordBaseLow, low(base - short_by));
-      store_word(chunk + 4u * layout::kWordBaseHigh, high(base - short_by));
+    const Words header{{linear_block(), chunk_meta(linear_warp(), read_smid(), kept.count, flags), kept.launch(),
+                        kept.sequence, low(base), high(base)}};
+    const u32 word = select(lane < kFirstLane, header.of(lane), kept.record<kCodeBits>(lane));
+    const bool last = (flags & layout::kFlagLast) != 0;
+    store_together<kCodeBits, kSitesHash>(kept, lane, chunk, word, last && linear_warp() == 0, block);
+    return;
+  }
+  if (active != kFullMask) flags |= layout::kFlagPartial;
+  if (!agree) flags |= layout::kFlagNonuniform;
+  const u32 second = __shfl_sync(active, kept.time, lane + 1u), third = __shfl_sync(active, kept.time, lane + 2u);
+  const u32 extra = (kept.code & layout::kCodePayload) + (kept.code / layout::kCodeId & 1u);
+  const u32 needed = ((1u << extra) - 1u) << 1u << lane;
+  if (is_event && (active & needed) == needed) {
+    const bool first = (held & ~raws & ((1u << lane) - 1u)) == 0;
+    const u64 chunk = find_address(first && index != kNone ? index : ask_for_chunk());
+    const u64 own_base = exact ? base - age : base;
+    const u32 own_flags = flags & ~layout::kFlagLast;
+    if (chunk == 0) {
+      count_lost(1u);
+    } else {
+      store_alone(kept, chunk, kept.sequence + lane - kFirstLane, 1u + extra, own_flags, own_base,
+                  kept.record<kCodeBits>(lane), second, third);
     }
-    if (lane >= start && lane < start + length) {
-      store_word(chunk + 4u * (layout::kHeaderWords + lane - start), kept.record<kCodeBits>(lane));
+  }
+  if ((flags & layout::kFlagLast) != 0 && lane == leader) {
+    const u64 chunk = find_address((held & ~raws) == 0 && index != kNone ? index : ask_for_chunk());
+    const bool block_record = linear_warp() == 0 && active == kFullMask;
+    if (block_record) flags |= layout::kFlagBlockRecord;
+    if (chunk == 0) {
+      count_lost(0u);
+    } else {
+      store_alone(kept, chunk, kept.sequence + count, 0, flags, base, 0, 0, 0);
     }
-    if (block_record && lane >= layout::kBlockRecordWord) {
-      store_word(chunk + 4u * lane, block.template words<kSitesHash>().of(lane));
+    if (chunk != 0 && block_record) {
+      const u64 record = chunk + 4u * layout::kBlockRecordWord;
+      store_words(record, block.begin_globaltimer, low(block.globaltimer), high(block.globaltimer), block.sm);
+      store_words(record + 16u, kSitesHash, high(read_gridid()), 0, 0);
     }
   }
 }
 
+template <u32 kCodeBits, u32 kSitesHash>
+__device__ __noinline__ void call_write_unusual(Kept kept, u64 base, u32 flags, BlockFacts block) {
+  write_unusual<kCodeBits, kSitesHash>(kept, base, flags, block);
+}
+
 // Writes the records kept; the whole warp stores one chunk where all is as usual. What is stored is worked out in front
 // of the branch, while the shuffle is under way. kCounted: the compiler knows the count, so that lanes which are here
-// together agree about it.
+// together agree about it. Where they are not counted, all stands in one function that calls no other: ptxas guards a
+// call of one that does against lanes that part, at 40 cycles for each mark in a loop.
 template <u32 kCodeBits, u32 kSitesHash, bool kLast, bool kCounted>
 __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base, const BlockFacts& block) {
   constexpr u32 kFlags = layout::kFlagExact | (kLast ? layout::kFlagLast : 0u);
@@ -167,21 +196,16 @@ __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base
   const Words header{
       {linear_block(), chunk_meta(warp, sm, kept.count, kFlags), kept.launch(), kept.sequence, low(base), high(base)}};
   const u32 word = select(lane < kFirstLane, header.of(lane), kept.record<kCodeBits>(lane));
-  const u64 chunk = chunk_address(index);
-  const u64 address = static_cast<u64>(high(chunk)) << 32 | low(chunk) | lane * 4u;  // chunks are aligned
   // Each part is the same in all lanes that are here: one branch, no vote.
   u32 odd = (active ^ kFullMask) | (index < shared_chunks() ? 0u : 1u);
   if (!kCounted) odd |= __ballot_sync(active, lane - kFirstLane < kept.count) ^ ((1u << kept.count) - 1u) << kFirstLane;
-  const bool usual = odd == 0;
-  if (!usual) {
-    write_unusual<kCodeBits, kSitesHash>(kept, base, kLast ? layout::kFlagLast : 0u, block);
-  } else if (kLast && warp == 0) {
-    const u32 flags = layout::kFlagBlockRecord << layout::kMetaFlagsShift;
-    const u32 own = lane == layout::kWordMeta ? word | flags : word;
-    const bool in_record = lane >= layout::kBlockRecordWord;
-    store_word(address, select(in_record, block.template words<kSitesHash>().of(lane), own));
-  } else if (lane < ((layout::kHeaderWords + kept.count + 7u) & ~7u)) {  // whole sectors of 32 bytes
-    store_word(address, word);
+  constexpr u32 kOddFlags = kLast ? layout::kFlagLast : 0u;
+  if (odd != 0 && kCounted) {
+    call_write_unusual<kCodeBits, kSitesHash>(kept, base, kOddFlags, block);
+  } else if (odd != 0) {
+    write_unusual<kCodeBits, kSitesHash>(kept, base, kOddFlags, block);
+  } else {
+    store_together<kCodeBits, kSitesHash>(kept, lane, chunk_address(index), word, kLast && warp == 0, block);
   }
 }
 
@@ -198,16 +222,15 @@ __device__ __forceinline__ void write_last(Kept kept, u32 lane, u64 base, const 
 // The most records that may be kept when a mark is done; one takes up to three words.
 constexpr u32 kUnasked = 1;  // until the second record
 constexpr u32 kAsked = layout::kRecordSlots - 3u;
-constexpr u32 kOff = 0x7ffffff0u;  // of a warp that is not recorded
 
-// What a warp does before its second record: it is recorded or not (then the limit is kOff), and asks for a chunk.
-__device__ __forceinline__ u32 ask_at_second(const Choice& choice, u32 lane, Kept& kept, BlockFacts& block) {
+// What a warp does at its second record: learns whether it is recorded, and asks for a chunk.
+template <bool kInLoop>
+__device__ __forceinline__ bool ask_at_second(const Choice& choice, u32 lane, Kept& kept, BlockFacts& block) {
   if (linear_warp() == 0) block.sm = read_smid();
-  const Chosen chosen = choice.choose();
-  if (!chosen.recorded) return kOff;
+  const Chosen chosen = choice.choose<kInLoop>();
   kept.grid = chosen.launch;
-  if (lane == 0) kept.index = ask_for_chunk();
-  return kAsked;
+  if (chosen.recorded && lane == 0) kept.index = ask_for_chunk();
+  return chosen.recorded;
 }
 
 // What a mark in a loop does: most do nothing but keep the record.
@@ -216,7 +239,8 @@ enum Rare : u32 { kBegins = 1, kAsks = 2, kWrites = 4 };
 // What comes back of `turn`, in registers.
 struct Turned {
   u64 now;
-  u32 time, code, index, grid, limit;
+  u32 time, code, index, grid;
+  bool recorded;
   u32 begin_globaltimer, sm;
 };
 
@@ -224,7 +248,7 @@ struct Turned {
 // is the same for the whole warp. `last` is the clock of the last record, 0 where that is not known; it is the base of
 // what is written, so that records and base have the same high half.
 template <u32 kCodeBits, u32 kSitesHash>
-__device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, u32 limit, Choice choice,
+__device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, bool recorded, Choice choice,
                                     BlockFacts block) {
   const u32 lane = linear_thread() % 32u;
   if ((what & kBegins) != 0) {
@@ -232,13 +256,13 @@ __device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, u32 
     kept.time = low(now);
     kept.code = high(now);
   }
-  if ((what & kAsks) != 0) limit = ask_at_second(choice, lane, kept, block);
-  if ((what & kWrites) != 0 && limit != kOff) {
+  if ((what & kAsks) != 0) recorded = ask_at_second<true>(choice, lane, kept, block);
+  if ((what & kWrites) != 0 && recorded) {
     const u64 base = last != 0 ? last : now;
     write_chunk<kCodeBits, kSitesHash, false, false>(kept, lane, base, block);
     kept.begin_chunk(lane, now);
   }
-  return {now, kept.time, kept.code, kept.index, kept.grid, limit, block.begin_globaltimer, block.sm};
+  return {now, kept.time, kept.code, kept.index, kept.grid, recorded, block.begin_globaltimer, block.sm};
 }
 
 // The end of a warp whose count is known at run time only.
@@ -273,7 +297,7 @@ class Packed {
     }
     if ((code & layout::kCodeId) != 0) keep_raw(id);
     if ((code & layout::kCodePayload) != 0) keep_raw(payload);
-    if (is_counted() && kept_.count > (asked_ ? kAsked : kUnasked)) make_room();
+    if (is_counted() && kept_.count > limit_) make_room();
   }
 
   __device__ __forceinline__ bool leaves_out(u32 iteration) const { return choice_.leaves_out(iteration); }
@@ -291,9 +315,9 @@ class Packed {
       kept_.code = high(base);
     }
     if (linear_warp() == 0) block_.globaltimer = read_globaltimer();
-    if (!asked_) make_room();
+    if (limit_ == kUnasked) make_room();
     choice_.end_block();
-    if (!kAllRecorded && limit_ == kOff) return;
+    if (!kAllRecorded && !recorded_) return;
     if (is_counted()) {
       write_last<kCodeBits, kSitesHash, kCanTell>(kept_, lane_, base, block_);
     } else {
@@ -308,7 +332,7 @@ class Packed {
   // so takes the same way in loops: each mark has a branch that vanishes where the count is known, and waits in which
   // the clock's high half changes are told as doubtful.
   __device__ __forceinline__ bool is_counted() const {
-    return WARPLENS_DETAIL_KNOWN(begun_) && WARPLENS_DETAIL_KNOWN(kept_.count) && WARPLENS_DETAIL_KNOWN(asked_);
+    return WARPLENS_DETAIL_KNOWN(begun_) && WARPLENS_DETAIL_KNOWN(kept_.count) && WARPLENS_DETAIL_KNOWN(limit_);
   }
 
   // Every lane from that of record `count` on takes time and code; the next record overwrites all but the first of
@@ -351,10 +375,10 @@ class Packed {
   // Space is asked for at the second record: behind the kernel's own first loads, so that the answer arrives behind
   // the rest of the kernel.
   __device__ __forceinline__ void make_room() {
-    if (!asked_) {
-      limit_ = ask_at_second(choice_, lane_, kept_, block_);
-      asked_ = true;
-    } else if (!kAllRecorded && limit_ == kOff) {
+    if (limit_ == kUnasked) {
+      recorded_ = ask_at_second<false>(choice_, lane_, kept_, block_);
+      limit_ = kAsked;
+    } else if (!kAllRecorded && !recorded_) {
       kept_.count = 0;
     } else if (kCanTell) {
       const u64 base = read_clock();
@@ -362,7 +386,7 @@ class Packed {
       kept_.begin_chunk(lane_, base);
     } else {
       const u64 now = read_clock();
-      const Turned turned = turn<kCodeBits, kSitesHash>(kWrites, kept_, 0, now, limit_, choice_, block_);
+      const Turned turned = turn<kCodeBits, kSitesHash>(kWrites, kept_, 0, now, recorded_, choice_, block_);
       kept_.index = turned.index;
       kept_.sequence += kept_.count;
       kept_.count = kept_.raws = 0;
@@ -377,10 +401,10 @@ class Packed {
   __device__ __forceinline__ u64 make_way(u64 now) {
     const bool full = kept_.count > limit_;
     const bool turned_over = last_ != 0 && high(now) != high(last_);
-    const bool asks = !asked_ && (full || turned_over);
-    const bool writes = kept_.count != 0 && limit_ != kOff && (turned_over || (full && asked_));
+    const bool asks = limit_ == kUnasked && (full || turned_over);
+    const bool writes = kept_.count != 0 && (turned_over || (full && limit_ != kUnasked));
     const u32 what = (begun_ ? 0u : kBegins) | (asks ? kAsks : 0u) | (writes ? kWrites : 0u);
-    const Turned turned = turn<kCodeBits, kSitesHash>(what, kept_, last_, now, limit_, choice_, block_);
+    const Turned turned = turn<kCodeBits, kSitesHash>(what, kept_, last_, now, recorded_, choice_, block_);
     if (writes || kept_.count == 0) kept_.flags = layout::kFlagExact;
     lane_ = linear_thread() % 32u;
     kept_.time = turned.time;
@@ -389,17 +413,17 @@ class Packed {
     kept_.grid = turned.grid;
     kept_.sequence += writes ? kept_.count : 0u;
     kept_.raws = writes ? 0u : kept_.raws;
-    kept_.count = writes || limit_ == kOff ? 0u : kept_.count;
-    limit_ = kAllRecorded ? (asks ? kAsked : limit_) : turned.limit;
+    kept_.count = writes ? 0u : kept_.count;
+    limit_ = asks ? kAsked : limit_;
+    recorded_ = turned.recorded;
     block_.begin_globaltimer = turned.begin_globaltimer;
     block_.sm = turned.sm;
     begun_ = true;
-    asked_ = asked_ || asks;
     return turned.now;
   }
 
   bool begun_ = false;
-  bool asked_ = false;
+  bool recorded_ = true;  // until it is known
   u32 lane_;
   u32 limit_ = kUnasked;
   u64 last_ = 0;  // clock of the last mark in a loop

@@ -38,7 +38,7 @@ class Staged {
     stage_ = static_cast<u32>(__cvta_generic_to_shared(storage)) + place * kWarpBytes;
     store_shared(stage_ + kEndedOffset, 0, 0);
     choice_.ask();
-    const Chosen chosen = choice_.choose();
+    const Chosen chosen = choice_.choose<false>();
     launch_ = chosen.launch;
     on_ = chosen.recorded && warp < WARPLENS_MAX_WARPS;
   }
