@@ -87,7 +87,7 @@ class ChunkFlag(enum.IntFlag):
     BLOCK_RECORD = 8  # words 24..31 hold the block record
     NONUNIFORM = 16  # lanes disagreed about how many marks the warp had passed
     STREAM = 32  # policies `stream` and `live`: base_cycles is the clock of the chunk's begin, count is not told
-    SPARE = 64
+    NEAR = 64  # as EXACT, modulo 2^32 cycles; with EXACT: base_cycles itself is right modulo 2^32 only
 
 
 # code of a record: | site | verb 3 | has_id 1 | has_payload 1 |

@@ -281,7 +281,8 @@ void run_case() {
   random_bits.seed(seed);
   faults.clear(), owners.clear();
   memory.assign(layout::kControlBytes + static_cast<size_t>(chunks) * layout::kChunkBytes + 8 +
-                    16 * layout::kLastWarps * layout::kLastBytes, 0);
+                    16 * layout::kLastWarps * layout::kLastBytes,
+                0);
   control = 7ull << 40;
   word(layout::kControlPoolCursor) = shared_chunks;
   for (unsigned i = 0; i < layout::kCursorCount; ++i) cursor(i) = i;

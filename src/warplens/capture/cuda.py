@@ -32,6 +32,8 @@ from warplens.capture.options import RecordOptions, stream_handle
 from warplens.capture.recording import Recording
 from warplens.errors import CompileError, DeviceError, DisturbanceError, FileError, SitesError, UsageError
 
+_LONG_MS = 1000.0
+"""A launch that lasts longer may outlast 2^32 cycles under other conditions."""
 _TRIALS = 5
 """Launches of each of two builds that are compared; the first of each warms up."""
 
@@ -307,23 +309,37 @@ class _Session:
             self.entry["not_measured"] = "rounds=0"
 
     def _choose_build(self, parameters: Arguments) -> None:
-        """Where NVRTC does not tell which marks are in loops: the faster one of two builds, by the median launch."""
-        if self.entry["policy"] != "packed" or not self.options.rounds or tells_constants():
+        """Whether to build for marks in loops: for kernels of seconds, whose times it tells beyond any doubt, and, where
+        NVRTC does not say which marks are in loops, if it is the faster one of two builds, by the median launch.
+        """
+        if self.entry["policy"] != "packed" or not self.options.rounds:
+            return
+        lasts_ms = self._time_once(self.traced, parameters)
+        if lasts_ms < _LONG_MS and tells_constants():
             return
         other = self.kernel.traced_build(self.grid, self.block, self.options, self.arena, loops=True)
+        if lasts_ms >= _LONG_MS:
+            self.traced, self.entry = other
+            return
         first = self.traced, self.entry
         times: list[list[float]] = [[], []]
         for number in range(2 * _TRIALS):
-            (self.traced, _), own = (first, other)[number % 2], times[number % 2]
-            self.traced.function.allow_shared_bytes(self.options.shared_bytes)
-            self._switch_on()
-            begin, end = self._timed(self.traced, parameters)
-            driver.call("cuStreamSynchronize", self.stream, doing=f"running {self.kernel.name}")
-            own.append(float(driver.call("cuEventElapsedTime", begin, end)))
-            for event in (begin, end):
-                driver.call("cuEventDestroy", event)
+            build, _ = (first, other)[number % 2]
+            times[number % 2].append(self._time_once(build, parameters))
         fewer = other[1]["traced"]["resident_blocks"] < first[1]["traced"]["resident_blocks"]
         self.traced, self.entry = first if fewer or median(times[0][1:]) <= median(times[1][1:]) else other
+
+    def _time_once(self, build: Build, parameters: Arguments) -> float:
+        """Milliseconds of one launch of a traced build; it is the one that is switched on from now on."""
+        self.traced = build
+        build.function.allow_shared_bytes(self.options.shared_bytes)
+        self._switch_on()
+        begin, end = self._timed(build, parameters)
+        driver.call("cuStreamSynchronize", self.stream, doing=f"running {self.kernel.name}")
+        lasted_ms = float(driver.call("cuEventElapsedTime", begin, end))
+        for event in (begin, end):
+            driver.call("cuEventDestroy", event)
+        return lasted_ms
 
     def _keep(self, parameters: Arguments) -> Drained:
         """One traced launch between two calibrations, with nothing of the host's in between."""

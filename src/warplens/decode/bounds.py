@@ -19,6 +19,7 @@ from warplens.decode.chunks import Chunks
 from warplens.layout import ChunkFlag
 
 UNBOUNDED: Final = np.iinfo(np.int64).max
+_LOW: Final = 1 << 32
 EARLY_CYCLES: Final = 16384
 """Other warps of a block hardly begin so much before its first warp (about 1000 were seen): likely, never proven."""
 _SMS: Final = 1 << layout.META_SM_BITS
@@ -116,13 +117,18 @@ def bound(chunks: Chunks, first_chunk: I64, of_chunk: I64, begins: Begins, turns
     older, unless its lanes parted: then they write at times of their own. Chunks written at once share their base.
     """
     base, reach = chunks.base_cycles, age_cycles
+    near, exact = chunks.has(ChunkFlag.NEAR), chunks.has(ChunkFlag.EXACT)
+    # A base of which the low half alone was known is never earlier than the truth: within 2^32 cycles it is the truth.
+    guessed = near & exact & (age_cycles >= _LOW)
     if not chunks.single:
-        before = _previous(chunks)
+        before = _previous(chunks, guessed)
         reach = np.where(before >= 0, base - base[before], reach)
     at = first_chunk[begins.sure]
     reach[at] = np.minimum(reach[at], base[at] - begins.cycles[begins.sure])
     reach[reach < 0] = UNBOUNDED  # damaged
-    reach[chunks.has(ChunkFlag.EXACT)] = 0
+    reach[exact & ~near] = 0
+    reach[near & (np.where(exact, age_cycles, reach) < _LOW)] = 0
+    reach[guessed] = UNBOUNDED
     chunks.reach_cycles[:] = reach
     turn = turns[0] if len(turns) == 1 else turns[chunks.launch]
     far = np.flatnonzero((reach >= turn) & (of_chunk >= 0))
@@ -131,8 +137,8 @@ def bound(chunks: Chunks, first_chunk: I64, of_chunk: I64, begins: Begins, turns
         chunks.likely[far] = begins.sure[own] & (base[far] - begins.cycles[own] + EARLY_CYCLES < turn)
 
 
-def _previous(chunks: Chunks) -> I64:
-    """The chunk whose base no event of a chunk precedes; -1 where there is none, or it says nothing."""
+def _previous(chunks: Chunks, guessed: Bool) -> I64:
+    """The chunk whose base no event of a chunk precedes; -1 where there is none, or it says nothing or is `guessed`."""
     index = np.arange(-1, len(chunks) - 1)
     follows = ~chunks.first_of_warp
     same = follows & (chunks.base_cycles == chunks.base_cycles[index])
@@ -143,6 +149,8 @@ def _previous(chunks: Chunks) -> I64:
         follows &= index >= begin
     if len(index):
         follows &= chunks.sm == chunks.sm[index]
+    if guessed.any():
+        follows &= ~guessed[index]
     parted = chunks.has(ChunkFlag.PARTIAL | ChunkFlag.NONUNIFORM)
     if parted.any():
         warp = np.cumsum(chunks.first_of_warp) - 1

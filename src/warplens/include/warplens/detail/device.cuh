@@ -11,8 +11,8 @@ using u64 = unsigned long long;
 
 constexpr u32 kFullMask = 0xffffffffu;
 
-// Does the compiler know this value here? NVRTC 13.0 and older cannot say. There the host says which marks it compiles
-// for, with WARPLENS_LOOPS those in loops; both are right for all.
+// Does the compiler know this value here? NVRTC 13.0 and older cannot say; there the host says which marks it compiles for:
+// with WARPLENS_LOOPS those in loops. It says so for kernels of seconds too: only marks in loops tell wraps of 32 bits.
 #if !defined(WARPLENS_DETAIL_CAN_TELL) && defined(__has_builtin)
 #if __has_builtin(__builtin_constant_p)
 #define WARPLENS_DETAIL_CAN_TELL 1
@@ -21,10 +21,10 @@ constexpr u32 kFullMask = 0xffffffffu;
 #ifndef WARPLENS_DETAIL_CAN_TELL
 #define WARPLENS_DETAIL_CAN_TELL 0
 #endif
-#if WARPLENS_DETAIL_CAN_TELL
-#define WARPLENS_DETAIL_KNOWN(value) __builtin_constant_p(value)
-#elif defined(WARPLENS_LOOPS)
+#if defined(WARPLENS_LOOPS)
 #define WARPLENS_DETAIL_KNOWN(value) false
+#elif WARPLENS_DETAIL_CAN_TELL
+#define WARPLENS_DETAIL_KNOWN(value) __builtin_constant_p(value)
 #else
 #define WARPLENS_DETAIL_KNOWN(value) true
 #endif
@@ -49,11 +49,11 @@ __device__ __forceinline__ u32 read_clock_low() {
 // Both timers side by side: were the second read on a condition, other warps' turns would come in between. The select,
 // and the `and` of lane_behind_timers, keep ptxas from two things: reading globaltimer into a uniform register, which
 // waits, and waiting for the thread's number in front of the timers. `globaltimer` is 0 but in a block's first warp.
-__device__ __forceinline__ void read_timers(u64& clock, u32& globaltimer, u32 thread) {
+__device__ __forceinline__ void read_timers(u32& clock, u32& globaltimer, u32 thread) {
   asm volatile(
-      "{.reg .pred p; .reg .u32 t; mov.u64 %0, %%clock64; mov.u32 t, %%globaltimer_lo; setp.lt.u32 p, %2, 32; "
+      "{.reg .pred p; .reg .u32 t; mov.u32 %0, %%clock; mov.u32 t, %%globaltimer_lo; setp.lt.u32 p, %2, 32; "
       "selp.u32 %1, t, 0, p;}"
-      : "=l"(clock), "=r"(globaltimer)
+      : "=r"(clock), "=r"(globaltimer)
       : "r"(thread)
       : "memory");
 }

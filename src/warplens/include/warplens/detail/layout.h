@@ -68,7 +68,7 @@ constexpr unsigned kFlagExact = 4u;
 constexpr unsigned kFlagBlockRecord = 8u;
 constexpr unsigned kFlagNonuniform = 16u;
 constexpr unsigned kFlagStream = 32u;
-constexpr unsigned kFlagSpare = 64u;
+constexpr unsigned kFlagNear = 64u;
 
 constexpr unsigned kVerbPhase = 0u;
 constexpr unsigned kVerbMark = 1u;

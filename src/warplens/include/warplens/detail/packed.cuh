@@ -19,8 +19,8 @@ constexpr u32 kFirstLane = layout::kHeaderWords;  // of record 0
 
 // Records that a warp keeps: time and code by lane, the rest the same in all lanes but `index`.
 struct Kept {
-  u32 time;      // low half of clock64, or a raw word; in the header's lanes low half of a clock at the chunk's begin
-  u32 code;      // of the same record; in the header's lanes the high half
+  u32 time;      // low half of clock64, or a raw word; in the header's lanes that of a clock at the chunk's begin
+  u32 code;      // of the same record
   u32 count;     // records
   u32 sequence;  // of the first of them
   u32 index;     // lane 0: of the chunk asked for; kNone elsewhere
@@ -37,15 +37,11 @@ struct Kept {
     return is_raw(lane) ? time : (time << kCodeBits) + code;
   }
 
-  // In a lane of the header: cycles from the chunk's begin to its base.
-  __device__ __forceinline__ u64 life(u64 base) const { return base - (static_cast<u64>(code) << 32 | time); }
-
   // Forgets the records, which were written, and asks for the next chunk.
   __device__ __forceinline__ void begin_chunk(u32 lane, u64 base) {
     sequence += count;
     count = raws = 0;
     time = low(base);
-    code = high(base);
     if (lane == 0) index = ask_for_chunk();
   }
 };
@@ -118,15 +114,15 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
   const u32 leader = __ffs(active) - 1;
   const u32 count = __shfl_sync(active, kept.count, leader);
   const bool agree = __all_sync(active, kept.count == count);
-  const bool exact = __shfl_sync(active, kept.flags != 0 || (lane < kFirstLane && high(kept.life(base)) == 0), leader);
   const u32 held = __ballot_sync(active, lane - kFirstLane < kept.count);
   const u32 raws = __ballot_sync(active, kept.is_raw(lane));
   const bool is_event = (held & ~raws) >> lane & 1u;
   const u32 age = low(base) - kept.time;
-  const bool near = __all_sync(active, !is_event || !exact || age <= kReach);
+  const bool near = __all_sync(active, !is_event || age <= kReach);
   u32 index = (active & 1u) != 0 ? __shfl_sync(active, kept.index, 0) : kNone;
-  if (exact) flags |= layout::kFlagExact;
+  const bool exact = kept.flags != 0;  // else what a clock's low half tells
   if (active == kFullMask && agree && near) {
+    flags |= exact ? layout::kFlagExact : layout::kFlagNear;
     u64 chunk = 0;
     if (lane == 0) chunk = find_address(index != kNone ? index : ask_for_chunk());
     chunk = static_cast<u64>(__shfl_sync(active, high(chunk), 0)) << 32 | __shfl_sync(active, low(chunk), 0);
@@ -149,12 +145,11 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
   if (is_event && (active & needed) == needed) {
     const bool first = (held & ~raws & ((1u << lane) - 1u)) == 0;
     const u64 chunk = find_address(first && index != kNone ? index : ask_for_chunk());
-    const u64 own_base = exact ? base - age : base;
-    const u32 own_flags = flags & ~layout::kFlagLast;
+    const u32 own_flags = (flags & ~layout::kFlagLast) | layout::kFlagExact | (exact ? 0u : layout::kFlagNear);
     if (chunk == 0) {
       count_lost(1u);
     } else {
-      store_alone(kept, chunk, kept.sequence + lane - kFirstLane, 1u + extra, own_flags, own_base,
+      store_alone(kept, chunk, kept.sequence + lane - kFirstLane, 1u + extra, own_flags, base - age,
                   kept.record<kCodeBits>(lane), second, third);
     }
   }
@@ -165,7 +160,7 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
     if (chunk == 0) {
       count_lost(0u);
     } else {
-      store_alone(kept, chunk, kept.sequence + count, 0, flags, base, 0, 0, 0);
+      store_alone(kept, chunk, kept.sequence + count, 0, flags | layout::kFlagExact, base, 0, 0, 0);
     }
     if (chunk != 0 && block_record) {
       const u64 record = chunk + 4u * layout::kBlockRecordWord;
@@ -184,23 +179,23 @@ __device__ __noinline__ void call_write_unusual(Kept kept, u64 base, u32 flags, 
 // of the branch, while the shuffle is under way. kCounted: the compiler knows the count, so that lanes which are here
 // together agree about it. Where they are not counted, all stands in one function that calls no other: ptxas guards a
 // call of one that does against lanes that part, at 40 cycles for each mark in a loop.
-template <u32 kCodeBits, u32 kSitesHash, bool kLast, bool kCounted>
+template <u32 kCodeBits, u32 kSitesHash, bool kLast, bool kCounted, bool kCalls>
 __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base, const BlockFacts& block) {
-  constexpr u32 kFlags = layout::kFlagExact | (kLast ? layout::kFlagLast : 0u);
+  constexpr u32 kOddFlags = kLast ? layout::kFlagLast : 0u;
+  const u32 flags = kOddFlags | (kept.flags != 0 ? layout::kFlagExact : layout::kFlagNear);
   constexpr u32 kReach = (1u << (32u - kCodeBits)) - 1u;
   const u32 active = __activemask();
   const u32 warp = linear_warp();
-  const u32 index = __shfl_sync(active, kept.life(base) <= kReach ? kept.index : kNone, 0);
+  const u32 index = __shfl_sync(active, low(base) - kept.time <= kReach ? kept.index : kNone, 0);
   // Where all warps are recorded the block's first one tells the SM for all of them.
   const u32 sm = kAllRecorded ? layout::kMetaSmUnknown : read_smid();
   const Words header{
-      {linear_block(), chunk_meta(warp, sm, kept.count, kFlags), kept.launch(), kept.sequence, low(base), high(base)}};
+      {linear_block(), chunk_meta(warp, sm, kept.count, flags), kept.launch(), kept.sequence, low(base), high(base)}};
   const u32 word = select(lane < kFirstLane, header.of(lane), kept.record<kCodeBits>(lane));
   // Each part is the same in all lanes that are here: one branch, no vote.
   u32 odd = (active ^ kFullMask) | (index < shared_chunks() ? 0u : 1u);
   if (!kCounted) odd |= __ballot_sync(active, lane - kFirstLane < kept.count) ^ ((1u << kept.count) - 1u) << kFirstLane;
-  constexpr u32 kOddFlags = kLast ? layout::kFlagLast : 0u;
-  if (odd != 0 && kCounted) {
+  if (odd != 0 && kCalls) {
     call_write_unusual<kCodeBits, kSitesHash>(kept, base, kOddFlags, block);
   } else if (odd != 0) {
     write_unusual<kCodeBits, kSitesHash>(kept, base, kOddFlags, block);
@@ -213,10 +208,10 @@ __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base
 template <u32 kCodeBits, u32 kSitesHash, bool kCounted>
 __device__ __forceinline__ void write_last(Kept kept, u32 lane, u64 base, const BlockFacts& block) {
   if (kept.count > layout::kBlockRecordSlots && linear_warp() == 0) {
-    write_chunk<kCodeBits, kSitesHash, false, kCounted>(kept, lane, base, block);
+    write_chunk<kCodeBits, kSitesHash, false, kCounted, true>(kept, lane, base, block);
     kept.begin_chunk(lane, base);
   }
-  write_chunk<kCodeBits, kSitesHash, true, kCounted>(kept, lane, base, block);
+  write_chunk<kCodeBits, kSitesHash, true, kCounted, true>(kept, lane, base, block);
 }
 
 // The most records that may be kept when a mark is done; one takes up to three words.
@@ -239,7 +234,7 @@ enum Rare : u32 { kBegins = 1, kAsks = 2, kWrites = 4 };
 // What comes back of `turn`, in registers.
 struct Turned {
   u64 now;
-  u32 time, code, index, grid;
+  u32 time, index, grid;
   bool recorded;
   u32 begin_globaltimer, sm;
 };
@@ -252,17 +247,16 @@ __device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, bool
                                     BlockFacts block) {
   const u32 lane = linear_thread() % 32u;
   if ((what & kBegins) != 0) {
-    read_timers(now, block.begin_globaltimer, linear_thread());
-    kept.time = low(now);
-    kept.code = high(now);
+    read_timers(kept.time, block.begin_globaltimer, linear_thread());
+    now += kept.time - low(now);  // a little later than `now`, which the mark's own code read
   }
   if ((what & kAsks) != 0) recorded = ask_at_second<true>(choice, lane, kept, block);
   if ((what & kWrites) != 0 && recorded) {
     const u64 base = last != 0 ? last : now;
-    write_chunk<kCodeBits, kSitesHash, false, false>(kept, lane, base, block);
+    write_chunk<kCodeBits, kSitesHash, false, false, false>(kept, lane, base, block);
     kept.begin_chunk(lane, now);
   }
-  return {now, kept.time, kept.code, kept.index, kept.grid, recorded, block.begin_globaltimer, block.sm};
+  return {now, kept.time, kept.index, kept.grid, recorded, block.begin_globaltimer, block.sm};
 }
 
 // The end of a warp whose count is known at run time only.
@@ -270,7 +264,7 @@ template <u32 kCodeBits, u32 kSitesHash>
 __device__ __noinline__ void write_rest(Kept kept, u64 last, u64 now, BlockFacts block) {
   const u32 lane = linear_thread() % 32u;
   if (last != 0 && high(last) != high(now) && kept.count != 0) {
-    write_chunk<kCodeBits, kSitesHash, false, false>(kept, lane, last, block);
+    write_chunk<kCodeBits, kSitesHash, false, false, true>(kept, lane, last, block);
     kept.begin_chunk(lane, now);
   }
   write_last<kCodeBits, kSitesHash, false>(kept, lane, now, block);
@@ -312,7 +306,6 @@ class Packed {
       lane_ = linear_thread() % 32u;
       block_.begin_globaltimer = low(read_globaltimer());
       kept_.time = low(base);
-      kept_.code = high(base);
     }
     if (linear_warp() == 0) block_.globaltimer = read_globaltimer();
     if (limit_ == kUnasked) make_room();
@@ -342,7 +335,7 @@ class Packed {
       take_clock(kept_.time, kept_.code, lane_, kFirstLane + kept_.count, code);
     } else {
       begin();
-      kept_.code = select(lane_ < kFirstLane, kept_.code, code);
+      kept_.code = code;
     }
     ++kept_.count;
   }
@@ -364,11 +357,8 @@ class Packed {
   }
 
   __device__ __forceinline__ void begin() {
-    u64 now;
-    read_timers(now, block_.begin_globaltimer, linear_thread());
+    read_timers(kept_.time, block_.begin_globaltimer, linear_thread());
     lane_ = lane_behind_timers(linear_thread());
-    kept_.time = low(now);
-    kept_.code = high(now);
     begun_ = true;
   }
 
@@ -382,7 +372,7 @@ class Packed {
       kept_.count = 0;
     } else if (kCanTell) {
       const u64 base = read_clock();
-      write_chunk<kCodeBits, kSitesHash, false, true>(kept_, lane_, base, block_);
+      write_chunk<kCodeBits, kSitesHash, false, true, true>(kept_, lane_, base, block_);
       kept_.begin_chunk(lane_, base);
     } else {
       const u64 now = read_clock();
@@ -391,7 +381,6 @@ class Packed {
       kept_.sequence += kept_.count;
       kept_.count = kept_.raws = 0;
       kept_.time = low(now);
-      kept_.code = high(now);
     }
   }
 
@@ -408,7 +397,6 @@ class Packed {
     if (writes || kept_.count == 0) kept_.flags = layout::kFlagExact;
     lane_ = linear_thread() % 32u;
     kept_.time = turned.time;
-    kept_.code = turned.code;
     kept_.index = turned.index;
     kept_.grid = turned.grid;
     kept_.sequence += writes ? kept_.count : 0u;
