@@ -197,7 +197,8 @@ class CudaKernel:
 
         grid, block: one to three numbers each. args: the kernel's arguments: arrays of torch or CuPy, DLPack,
         `__cuda_array_interface__`, numpy arrays (copied to the GPU and back), numpy scalars, numbers. options: see
-        `RecordOptions`. The kernel runs `2 * (warmup + rounds) + launches` times with the same arguments.
+        `RecordOptions`. The kernel runs `2 * (warmup + rounds) + launches` times with the same arguments, and with five
+        rounds or more once or eleven times besides, to choose a build.
 
         Raises UsageError, DeviceError (a launch failed), DisturbanceError (fewer resident blocks).
         """
@@ -312,7 +313,7 @@ class _Session:
         """Whether to build for marks in loops: for kernels of seconds, whose times it tells beyond any doubt, and, where
         NVRTC does not say which marks are in loops, if it is the faster one of two builds, by the median launch.
         """
-        if self.entry["policy"] != "packed" or not self.options.rounds:
+        if self.entry["policy"] != "packed" or self.options.rounds < _TRIALS:
             return
         lasts_ms = self._time_once(self.traced, parameters)
         if lasts_ms < _LONG_MS and tells_constants():
