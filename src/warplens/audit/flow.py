@@ -83,7 +83,10 @@ class Flow:
                 self.returns.add(number)
         elif last.name == "CALL":
             indices, _ = _targets(self.section, last)
-            self.calls[number] = next(iter(indices)) if len(indices) == 1 else None
+            if any(name.startswith(".L") for name in last.targets):  # within the function: a jump (seen for sm_80)
+                self.after[number] |= {self.block_of[index] for index in indices}
+            else:
+                self.calls[number] = next(iter(indices)) if len(indices) == 1 else None
         elif last.name == "BSYNC":
             self._syncs[number] = _barrier(last)
             falls = last.predicate not in ("", "PT", "UPT")
@@ -126,8 +129,7 @@ def _starts(section: Section) -> set[int]:
     for index, instruction in enumerate(section.code):
         if instruction.name in _LAST_OF_BLOCK:
             found.add(index + 1)
-            if instruction.name != "CALL":
-                found |= set(_targets(section, instruction)[0])
+            found |= set(_targets(section, instruction)[0])
     return {index for index in found if index < size}
 
 

@@ -71,7 +71,8 @@ def find_pins(flow: Flow) -> list[Pin]:
             pins[-1][1].append(index)
         else:
             pins.append((frames, [index]))
-    return [Pin(tuple(indices), frames) for frames, indices in pins]
+    # What it computes may be moved away: the pin is where its load of shared memory stands.
+    return [Pin(tuple(run), frames) for frames, run in pins if any(flow.section.code[i].name == "LDS" for i in run)]
 
 
 def find_marks(flow: Flow, sites: Sequence[dict[str, Any]], texts: Texts, ptx: Ptx) -> list[Mark]:

@@ -149,7 +149,10 @@ class Scoreboards:
     def _past_block(self, block: int, state: State) -> State:
         for index in self.flow.blocks[block]:
             state = self._past(index, state)
-        return self._past_call(self.flow.calls[block], state) if block in self.flow.calls else state
+        if block not in self.flow.calls:
+            return state
+        called = self._past_call(self.flow.calls[block], state)
+        return called.merged(state) if self.code[self.flow.blocks[block][-1]].predicate else called
 
     def _past(self, index: int, state: State) -> State:
         instruction = self.code[index]

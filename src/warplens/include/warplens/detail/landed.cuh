@@ -2,7 +2,7 @@
 // In: values of any type that lies in registers. Out: nothing; no value is changed. The wait is that of an instruction
 // that reads the values. ptxas deletes one whose result nobody uses, and may move it past a clock read: so its result
 // decides whether a load of shared memory is done, which ptxas can neither delete nor move past a clock read (as in
-// device.cuh's settle). That load is done by nobody but by chance, and then does no harm.
+// device.cuh's settle). It is done by chance alone, and then does no harm.
 // tests/compile/test_pins.py holds that each architecture's code waits; the audit (audit/) says so for every kernel.
 #ifndef WARPLENS_DETAIL_LANDED_CUH
 #define WARPLENS_DETAIL_LANDED_CUH
@@ -23,7 +23,8 @@ __device__ __forceinline__ u32 or_words(u32 sum, const Value& value) {
   return sum;
 }
 
-// A comparison with a number would let ptxas work out that it is false from bits that it knows of the values.
+// Compared with what ptxas does not know: of a number it can work out that no value of 8 bits is equal to it, and then
+// nothing is left. The width of the grid stands in constant memory that every kernel reads.
 __device__ __forceinline__ void wait_for_word(u32 word) {
 #if __CUDA_ARCH__ >= 900
   const u32 address = 0;  // the kilobyte that every block has reserved for the system
@@ -31,10 +32,9 @@ __device__ __forceinline__ void wait_for_word(u32 word) {
   __shared__ u32 own;
   const u32 address = static_cast<u32>(__cvta_generic_to_shared(&own));
 #endif
-  asm volatile(
-      "{.reg .pred p; .reg .u32 t; setp.eq.u32 p, %0, 0x9e3779b9; @p ld.volatile.shared.u32 t, [%1];}" ::"r"(word),
-      "r"(address)
-      : "memory");
+  asm volatile("{.reg .pred p; .reg .u32 t; setp.eq.u32 p, %0, %1; @p ld.volatile.shared.u32 t, [%2];}" ::"r"(word),
+               "r"(gridDim.x), "r"(address)
+               : "memory");
 }
 
 template <class... Values>
