@@ -6,6 +6,7 @@ a list of targets) the block is in `unreadable`, and nothing that depends on pat
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Iterable
 from functools import cached_property
@@ -21,6 +22,29 @@ _LAST_OF_BLOCK: Final = _BRANCHES | _ENDS | {"CALL", "BSYNC", "WARPSYNC", "BSSY"
 
 Targets = dict[str, frozenset[int]]
 """Barrier register -> indices that a BSYNC of it may go to."""
+
+
+class Pending:
+    """Blocks to look at again, in the order of their addresses: a state then comes round a loop as seldom as can be."""
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self._heap = sorted(blocks)
+        self._there = set(self._heap)
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def add(self, block: int) -> None:
+        """Adds a block that is not there already."""
+        if block not in self._there:
+            self._there.add(block)
+            heapq.heappush(self._heap, block)
+
+    def pop(self) -> int:
+        """Takes the first one."""
+        block = heapq.heappop(self._heap)
+        self._there.discard(block)
+        return block
 
 
 class Flow:
@@ -97,7 +121,7 @@ class Flow:
         """A BSYNC goes on where the BSSY of its register said that lanes meet: finds which of them can reach it."""
         entries = {0, *(self.block_of[index] for index in self.calls.values() if index is not None)}
         states: dict[int, Targets] = {block: {} for block in entries if block < len(self.blocks)}
-        pending = list(states)
+        pending = Pending(states)
         while pending:
             number = pending.pop()
             state = self._past(number, states[number])
@@ -105,14 +129,10 @@ class Flow:
                 met = state.get(self._syncs[number], frozenset())
                 self.after[number] |= {self.block_of[index] for index in met}
             for follower in self.after[number]:
-                if follower not in states:
-                    states[follower] = state
-                    pending.append(follower)
-                    continue
-                joined = _join(states[follower], state)
-                if joined != states[follower]:
+                joined = _join(states[follower], state) if follower in states else state
+                if joined != states.get(follower):
                     states[follower] = joined
-                    pending.append(follower)
+                    pending.add(follower)
         self.unreadable |= {n for n, name in self._syncs.items() if n in states and name not in states[n]}
 
     def _past(self, number: int, state: Targets) -> Targets:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from warplens.audit.flow import Flow
+from warplens.audit.flow import Flow, Pending
 from warplens.audit.sass import NO_BARRIER, SCOREBOARDS, Instruction
 
 Tokens = frozenset[int]
@@ -86,7 +86,10 @@ class Scoreboards:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.code = flow.section.code
+        self._acting = [[i for i in block if _acts(self.code[i])] for block in flow.blocks]
         self._summaries: dict[int, State | None] = {}
+        self._unrolled: tuple[int, list[State]] = (-1, [])  # a block, and the state in front of each instruction
+        self._groups_of: dict[int, bool] = {}  # whether a function has to do with groups
         self._states: dict[int, State] = {}  # at the begin of a block, over all functions that it is part of
         self.reached: set[int] = set()
         if self.code:
@@ -106,9 +109,13 @@ class Scoreboards:
         state = self._states.get(block)
         if state is None:
             return None
-        for at in range(self.flow.blocks[block].start, index):
-            state = self._past(at, state)
-        return state
+        if self._unrolled[0] != block:
+            states = []
+            for at in self.flow.blocks[block]:
+                states.append(state)
+                state = self._past(at, state) if _acts(self.code[at]) else state
+            self._unrolled = block, states
+        return self._unrolled[1][index - self.flow.blocks[block].start]
 
     def waits(self, index: int) -> Tokens:
         """What the instruction waits for, on some path: its wait mask, and what DEPBAR names."""
@@ -134,7 +141,7 @@ class Scoreboards:
     def _solve(self, entry: int, begin: State) -> dict[int, State]:
         """The state at the begin of each block that `entry` leads to."""
         states = {entry: begin}
-        pending = [entry]
+        pending = Pending([entry])
         while pending:
             block = pending.pop()
             state = self._past_block(block, states[block])
@@ -143,11 +150,11 @@ class Scoreboards:
                 merged = state if known is None else known.merged(state)
                 if merged != known:
                     states[follower] = merged
-                    pending.append(follower)
+                    pending.add(follower)
         return states
 
     def _past_block(self, block: int, state: State) -> State:
-        for index in self.flow.blocks[block]:
+        for index in self._acting[block]:
             state = self._past(index, state)
         if block not in self.flow.calls:
             return state
@@ -182,7 +189,10 @@ class Scoreboards:
             own = frozenset({-1 - b})
             may.append((state.may[b] if own <= left.may[b] else _NOTHING) | (left.may[b] - own))
             must.append((state.must[b] if own <= left.must[b] else _NOTHING) | (left.must[b] - own))
-        groups = (None,) * SCOREBOARDS if self._touches_groups(callee) else state.groups
+        assert callee is not None
+        if callee not in self._groups_of:
+            self._groups_of[callee] = self._touches_groups(callee)
+        groups = (None,) * SCOREBOARDS if self._groups_of[callee] else state.groups
         return State(tuple(may), tuple(must), groups)
 
     def _summary(self, callee: int | None) -> State | None:
@@ -200,10 +210,20 @@ class Scoreboards:
                 self._summaries[callee] = out
         return self._summaries[callee]
 
-    def _touches_groups(self, callee: int | None) -> bool:
-        blocks = self.flow.region(self.flow.block_of[callee]) if callee is not None else set()
-        names = {self.code[index].name for block in blocks for index in self.flow.blocks[block]}
-        return bool(names & {"LDGDEPBAR", "DEPBAR", "LDGSTS", "CALL"})
+    def _touches_groups(self, callee: int) -> bool:
+        blocks = self.flow.region(self.flow.block_of[callee])
+        return any(
+            self.code[index].name in ("LDGDEPBAR", "DEPBAR", "LDGSTS")
+            for block in blocks
+            for index in self._acting[block]
+        ) or bool(blocks & self.flow.calls.keys())
+
+
+def _acts(instruction: Instruction) -> bool:
+    """Whether it changes what is under way."""
+    control = instruction.control
+    named = instruction.name in {"DEPBAR", "LDGDEPBAR", "LDGSTS", *_UNSEEN}
+    return named or control.wait != 0 or control.write < SCOREBOARDS or control.read < SCOREBOARDS
 
 
 def _waited(instruction: Instruction) -> list[int]:

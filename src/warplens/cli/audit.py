@@ -133,12 +133,15 @@ def _print(kernel: dict[str, Any]) -> None:
         cells = at, str(row["line"] or "?"), visible(mark, limit=60), loads, visible(row["waits_on"], limit=400)
         table.add_row(*(Text(cell) for cell in cells))
     terminal.print(table)
-    for row in kernel["rows"]:
-        if row["finding"]:
-            style = "yellow" if row["severity"] == "warning" else "dim"
-            place = f"{row['file']}:{row['line']}" if row["line"] else row["file"]
-            text = f"{row['severity']}: {place} {row['verb'] or '?'} {row['name']}".rstrip()
-            terminal.print(Text(f"{visible(text, limit=200)}: {visible(row['finding'], limit=600)}", style=style))
+    for text, severity in dict.fromkeys(_finding(row) for row in kernel["rows"] if row["finding"]):
+        terminal.print(Text(text, style="yellow" if severity == "warning" else "dim"))
+
+
+def _finding(row: dict[str, Any]) -> tuple[str, str]:
+    """A row's finding as a line, and its severity."""
+    place = f"{row['file']}:{row['line']}" if row["line"] else row["file"]
+    who = " ".join(part for part in (place, row["verb"], row["name"]) if part) or "clock reads"
+    return f"{row['severity']}: {visible(who, limit=200)}: {visible(row['finding'], limit=600)}", row["severity"]
 
 
 def _facts(facts: dict[str, Any]) -> list[str]:

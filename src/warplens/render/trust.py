@@ -6,6 +6,7 @@ A fact that was not measured says so and why; nothing here is guessed or left ou
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
@@ -136,7 +137,7 @@ def _audit(trace: Trace) -> list[TrustLine]:
     worst = table.filter(pl.col("severity") == "warning").join(trace.sites, on="site", how="left").row(0, named=True)
     name = worst["name"] or worst["verb"] or "mark"
     where = f"{visible(name, limit=40)} (line {worst['line']})" if worst["line"] else visible(name, limit=40)
-    more = f"warplens audit {'FILE' if trace.path is None else visible(trace.path.name, limit=60)}"
+    more = f"warplens audit {'FILE' if trace.path is None else visible(shlex.quote(str(trace.path)), limit=4096)}"
     return [*lines, TrustLine("marks", "note", f"{text}, {where}: {visible(worst['finding'], limit=160)}; all: {more}")]
 
 

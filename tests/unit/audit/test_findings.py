@@ -286,6 +286,10 @@ def test_a_kernel_without_marks_has_no_rows() -> None:
 
 
 def test_folders_of_the_machine_stay_out_of_the_rows() -> None:
-    places = (("/inc/warplens/detail/device.cuh", 54), ("/inc/warplens/warplens.cuh", PHASE), ("/home/me/util.cuh", 9))
+    places = (
+        ("/inc/warplens/detail/device.cuh", 54),
+        ("/inc/warplens/warplens.cuh", PHASE),
+        ("/elsewhere/util.cuh", 9),
+    )
     (first, *_) = rows(Ins("CS2R.32 R9, SR_CLOCKLO", places=places), LOAD, end(), EXIT)
     assert first["file"] == "util.cuh"
