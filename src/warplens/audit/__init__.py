@@ -37,7 +37,7 @@ COLUMNS: Final = (
     "severity",
 )
 MAX_INSTRUCTIONS: Final = 200_000
-"""Of a kernel: one with more is not audited (this many take about a minute)."""
+"""Of a kernel: one with more is not audited, for it would hold a recording up."""
 
 
 @dataclass

@@ -53,10 +53,13 @@ class Build:
 
     @cached_property
     def together(self) -> set[tuple[Place, Place]]:
-        """Places of loads of which the first may still be under way where the second is issued."""
-        pairs = set()
+        """Pairs of places, in no order of time, of loads of which one may be under way where the other is issued."""
+        pairs: set[tuple[Place, Place]] = set()
         for index, under_way in self.in_flight:
-            pairs |= {(self.place(earlier), self.place(index)) for earlier in under_way if earlier != index}
+            here = self.place(index)
+            for earlier in under_way - {index}:
+                there = self.place(earlier)
+                pairs.add((min(here, there), max(here, there)))
         return pairs
 
     def most_of(self, places: Sequence[Place]) -> int:

@@ -184,7 +184,10 @@ def parted(traced: Traced) -> dict[int, list[Finding]]:
     for end, own in places.items():
         which = words_of_lines(own, behind[end])
         most = sorted(own)
-        counts = f"up to {clean.most_of(most)} are under way together in the clean build, {build.most_of(most)} here"
+        before, after = clean.most_of(most), build.most_of(most)
+        counts = f"up to {before} are under way together in the clean build, {after} here"
+        if before == after:
+            counts = "some that are under way together in the clean build are not here"
         what = "the pin" if end in by_pin else "marking"
         severity: Severity = "note" if end in by_pin else "warning"
         out[end] = [

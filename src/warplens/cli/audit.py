@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
 _MAGIC: Final = b"\x7fELF"
 _MAX_CUBIN_BYTES: Final = 256 << 20
-_FACTS: Final = {"instructions": "instructions", "loads": "loads", "loads_in_flight": "loads in flight at most"}
+_FACTS: Final = {
+    "instructions": "instructions",
+    "loads": "loads",
+    "loads_in_flight": "loads in flight at most",
+    "registers": "registers",
+    "shared_bytes": "shared B",
+    "local_bytes": "local B (spills)",
+    "resident_blocks": "resident blocks an SM",
+}
 
 
 @click.command()
@@ -70,7 +78,11 @@ def _of_trace(file: Path) -> list[dict[str, Any]]:
         size = len((own.get("columns") or {}).get("site", []))
         part, rows = (rows[:size], rows[size:]) if number + 1 < len(trace.manifest["kernels"]) else (rows, [])
         why = own.get("not_audited") if own else "the file was recorded before there was an audit"
-        kernels.append({"kernel": entry["name"], "facts": own.get("facts"), "not_audited": why, "rows": part})
+        facts = {
+            build: {**((own.get("facts") or {}).get(build) or {}), **(entry[build] or {})}
+            for build in ("traced", "clean")
+        }
+        kernels.append({"kernel": entry["name"], "facts": facts, "not_audited": why, "rows": part})
     return kernels
 
 
@@ -149,6 +161,8 @@ def _facts(facts: dict[str, Any]) -> list[str]:
     traced, clean = facts.get("traced") or {}, facts.get("clean") or {}
     parts = []
     for key, name in _FACTS.items():
+        if key not in traced:
+            continue
         before, after = clean.get(key), traced.get(key)
         shown = "unknown" if after is None else f"{after:,}" if isinstance(after, int) else visible(after)
         parts.append(f"{name} {before:,} -> {shown}" if isinstance(before, int) else f"{name} {shown}")

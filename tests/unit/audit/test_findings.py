@@ -162,6 +162,13 @@ def test_marks_that_part_loads_of_an_unrolled_loop_are_found() -> None:
     assert text.endswith("up to 4 are under way together in the clean build, 1 here")
 
 
+def test_loads_in_another_order_are_not_parted() -> None:
+    other = Ins("LDG.E R3, desc[UR4][R6.64]", write=1, places=at(15))
+    both = [USE, Ins("FADD R8, R3, R3", wait=[1], places=at(16))]
+    found = rows(compute(), LOAD, other, *both, end(), EXIT, clean=[other, LOAD, *both, EXIT])
+    assert [row["finding"] for row in found] == ["", ""]
+
+
 def pinned(line: int) -> list[Ins]:
     places = ((LANDED, 40), ("/inc/warplens/warplens.cuh", 90), ("/src/k.cu", line))
     return [
