@@ -33,8 +33,10 @@ _OF_NONE: Final = {
     layout.Control.RANGE_POP.value: "range_pop",
     layout.Control.TOKEN_END.value: "range_end",
     layout.Control.PHASE_END.value: "end_phase",
+    layout.Control.END.value: "end",
+    layout.Control.GAP.value: "gap",
 }
-_VERBS: Final = frozenset({*_OF_SITE.values(), *_OF_NONE.values()})
+_VERBS: Final = frozenset({*_OF_SITE.values(), *_OF_NONE.values()}) - {"gap", "end"}
 _UNKNOWN: Final = "which site it is cannot be told from the machine code"
 
 
@@ -73,6 +75,7 @@ class Names:
         self._ptx = ptx
         self._sharing = Counter(read.frames for read, _ in calls)
         self._numbers_of: dict[str, dict[str, int]] = {}
+        self._codes: dict[int, set[tuple[int | None, str]]] = {}
         self._headers_fit = True
         self._strangers: set[str] = set()
         self._compare_texts(calls)
@@ -94,7 +97,9 @@ class Names:
         self._headers_fit, self._strangers = headers_fit, strangers
 
     def is_no_mark(self, read: Instruction) -> bool:
-        """Whether the header says, where it calls for the clock, that this is none: the recorder's own, for a chunk."""
+        """Whether the recorder reads the clock for itself: for a gap, or where the header says so (for a chunk)."""
+        if self._kept(read, "") == {(None, "gap")}:
+            return True
         if len(read.frames) < 2 or not self._headers_fit:
             return False
         lines = self._lines(read.frames[1].file)[read.frames[1].line - 1 :][:1]
@@ -133,14 +138,19 @@ class Names:
 
     def _kept(self, read: Instruction, verb: str) -> set[tuple[int | None, str]]:
         """Site and verb of the codes that the PTX keeps with the clock; with `verb`, those of it alone."""
-        found: set[tuple[int | None, str]] = set()
-        for value in self._ptx.constants(read.ptx_line):
-            site = value >> layout.CODE_SITE_SHIFT
-            kind = value >> layout.CODE_VERB_SHIFT & ((1 << layout.CODE_VERB_BITS) - 1)
-            name = _OF_SITE.get(kind) if site else _OF_NONE.get(kind)
-            if name is not None and 0 <= site <= len(self._sites) and verb in ("", name):
-                found.add((site - 1 if site else None, name))
-        return found
+        if read.ptx_line not in self._codes:
+            codes = self._ptx.codes(read.ptx_line, lambda value: self._decoded(value) is not None)
+            self._codes[read.ptx_line] = {found for value in codes if (found := self._decoded(value)) is not None}
+        return {found for found in self._codes[read.ptx_line] if verb in ("", found[1])}
+
+    def _decoded(self, value: int) -> tuple[int | None, str] | None:
+        """Site and verb of a code; None for a number that is none."""
+        site = value >> layout.CODE_SITE_SHIFT
+        kind = value >> layout.CODE_VERB_SHIFT & ((1 << layout.CODE_VERB_BITS) - 1)
+        name = _OF_SITE.get(kind) if site else _OF_NONE.get(kind)
+        if name is None or not 0 <= site <= len(self._sites):
+            return None
+        return (site - 1 if site else None), name
 
     def _written(self, place: Frame) -> tuple[str, str] | None:
         """Verb and site as the line names them; None when it calls no verb, or several."""

@@ -211,12 +211,21 @@ class Scoreboards:
         return self._summaries[callee]
 
     def _touches_groups(self, callee: int) -> bool:
-        blocks = self.flow.region(self.flow.block_of[callee])
-        return any(
-            self.code[index].name in ("LDGDEPBAR", "DEPBAR", "LDGSTS")
-            for block in blocks
-            for index in self._acting[block]
-        ) or bool(blocks & self.flow.calls.keys())
+        seen: set[int] = set()
+        pending: list[int | None] = [callee]
+        while pending:
+            function = pending.pop()
+            if function is None:
+                return True
+            if function in seen:
+                continue
+            seen.add(function)
+            blocks = self.flow.region(self.flow.block_of[function])
+            acting = (self.code[index].name for block in blocks for index in self._acting[block])
+            if any(name in ("LDGDEPBAR", "DEPBAR", "LDGSTS") for name in acting):
+                return True
+            pending += [self.flow.calls[block] for block in blocks & self.flow.calls.keys()]
+        return False
 
 
 def _acts(instruction: Instruction) -> bool:

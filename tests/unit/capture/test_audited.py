@@ -11,6 +11,7 @@ import pytest
 from tests.sass import Ins, at, mark, text
 from warplens.audit import COLUMNS
 from warplens.capture import audited
+from warplens.capture.compile import get_include
 from warplens.errors import CompileError, MissingDependencyError
 
 SITES = [{"id": 1, "name": "load", "kind": "phase", "resource": "", "file": "k.cu", "line": 1}]
@@ -69,7 +70,7 @@ def test_texts_of_a_recording_are_its_sources_and_the_headers_and_nothing_else(t
     find = audited.texts_of({"k.cu": "source"})
     assert find("/anywhere/k.cu") == "source"
     assert find(str(other)) is None
-    header = Path(audited.get_include(), "warplens", "warplens.cuh")
+    header = Path(get_include(), "warplens", "warplens.cuh")
     assert find(str(header)) == header.read_text(encoding="utf-8")
 
 

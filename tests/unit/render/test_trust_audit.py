@@ -44,7 +44,7 @@ def test_without_nvdisasm_one_line_says_so() -> None:
 
 
 def test_a_file_from_before_there_was_an_audit_says_nothing_of_it() -> None:
-    assert [line for line in trust_lines(fake.rmsnorm(warps=2, blocks=2)) if line.label == "marks"] == []  # type: ignore[arg-type]
+    assert [line for line in trust_lines(fake.rmsnorm(warps=2, blocks=2)) if line.label == "marks"] == []
 
 
 def test_hostile_names_and_findings_are_shown_as_text() -> None:
