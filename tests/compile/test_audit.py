@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
@@ -13,6 +14,8 @@ from tests.compile.test_headers import KERNEL, VERBS
 from tests.machine_code import audited, text_section
 from warplens.capture.audited import LINE_INFO
 from warplens.capture.compile import Compiled, compile_cubin
+from warplens.capture.cuda import Build, CudaKernel
+from warplens.capture.modules import read_site_sets
 
 pytestmark = pytest.mark.compile
 
@@ -271,3 +274,52 @@ def test_a_barrier_in_a_wait_is_settled_and_in_a_phase_it_is_not(arch: str, poli
     found = next(row for row in wrong if row["name"] == "use")
     assert "may be taken before the barrier" in found["finding"]
     assert found["severity"] == "note"
+
+
+ITERATIONS = (
+    SITES
+    + """
+template <bool kTrace> __global__ void k(const float* p, float* out, unsigned n) {
+  warplens::Recorder<s, kTrace> rec;
+  for (unsigned i = 0; i < n; ++i) {
+    rec.iteration(i);
+    rec.phase(s::other);
+    out[i] = p[i];
+    rec.phase(s::use);
+    out[i] += p[i + 1];
+  }
+}
+"""
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_gap_that_stands_for_iterations_left_out_is_no_mark(arch: str, policy: str) -> None:
+    rows = rows_of(ITERATIONS, arch, f"-DWARPLENS_POLICY={policy}")
+    assert {(row["verb"], row["name"]) for row in rows} <= {
+        ("phase", "other"),
+        ("phase", "use"),
+        ("end_phase", ""),
+        ("end", ""),
+    }
+    assert {"other", "use"} <= {row["name"] for row in rows}
+
+
+def test_a_kernels_entry_holds_its_marks_and_is_made_once() -> None:
+    kernel: Any = object.__new__(CudaKernel)  # its constructor wants a GPU
+    source = LOOP.replace("PIN", "")
+    kernel.source, kernel.name, kernel.clean, kernel.filename = source, "k<true>", "k<false>", "k.cu"
+    traced = built(source, "k<true>", "sm_90a", LINE_INFO)
+    clean = built(source, "k<false>", "sm_90a", LINE_INFO)
+    library: Any = None
+    builds = [Build(library, library, compiled, ()) for compiled in (traced, clean)]
+    kernel._builds = {("k<false>", ()): builds[1]}
+    kernel._audits = {}
+    kernel._site_sets = read_site_sets(traced.cubin)
+    entry = kernel.audited(builds[0], "s")
+    assert entry["not_audited"] is None
+    assert entry["facts"]["clean"]["loads_in_flight"] == 4
+    assert {0, 1, 3} <= set(entry["columns"]["site"])
+    assert kernel.audited(builds[0], "s") is entry
+    json.dumps(entry)  # it goes into the manifest

@@ -37,6 +37,7 @@ _OF_NONE: Final = {
     layout.Control.GAP.value: "gap",
 }
 _VERBS: Final = frozenset({*_OF_SITE.values(), *_OF_NONE.values()}) - {"gap", "end"}
+_GAP: Final = {(None, "gap")}
 _UNKNOWN: Final = "which site it is cannot be told from the machine code"
 
 
@@ -87,7 +88,7 @@ class Names:
             text = self._lines(call[0].file)
             headers_fit &= call[0].line <= len(text) and _STORES_EVENT.search(text[call[0].line - 1]) is not None
             kept = self._kept(read, "")
-            if len(kept) != 1 or self._sharing[read.frames] > 1:
+            if len(kept) != 1 or kept == _GAP or self._sharing[read.frames] > 1:
                 continue
             site, verb = next(iter(kept))
             headers_fit &= self._method(call) in ("", verb)
@@ -98,7 +99,7 @@ class Names:
 
     def is_no_mark(self, read: Instruction) -> bool:
         """Whether the recorder reads the clock for itself: for a gap, or where the header says so (for a chunk)."""
-        if self._kept(read, "") == {(None, "gap")}:
+        if self._kept(read, "") == _GAP:
             return True
         if len(read.frames) < 2 or not self._headers_fit:
             return False

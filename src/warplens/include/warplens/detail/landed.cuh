@@ -18,7 +18,9 @@ __device__ __forceinline__ u32 or_words(u32 sum, const Value& value) {
   constexpr unsigned kWords = (sizeof(Value) + 3u) / 4u;
   u32 words[kWords] = {};
   memcpy(words, &value, sizeof(Value));
+#ifdef __CUDA_ARCH__
 #pragma unroll
+#endif
   for (unsigned i = 0; i < kWords; ++i) sum |= words[i];
   return sum;
 }
