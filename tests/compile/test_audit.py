@@ -323,3 +323,16 @@ def test_a_kernels_entry_holds_its_marks_and_is_made_once() -> None:
     assert {0, 1, 3} <= set(entry["columns"]["site"])
     assert kernel.audited(builds[0], "s") is entry
     json.dumps(entry)  # it goes into the manifest
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_marks_of_one_line_are_told_apart_in_a_build_for_one_arena(arch: str, policy: str) -> None:
+    source = SITES + (
+        "template <bool kTrace> __global__ void k(float* p) { warplens::Recorder<s, kTrace> rec; "
+        "rec.phase(s::load); p[threadIdx.x] += 1; rec.phase(s::put); }"
+    )
+    arena = ("-DWARPLENS_ARENA=0x7f0000000000ull", "-DWARPLENS_CHUNKS=0x7f0000010000ull")
+    options = (*arena, "-DWARPLENS_SHARED_CHUNKS=1024u", "-DWARPLENS_ALL_RECORDED", f"-DWARPLENS_POLICY={policy}")
+    rows = rows_of(source, arch, *options)
+    assert [(row["verb"], row["name"]) for row in rows if row["verb"] != "end"] == [("phase", "load"), ("phase", "put")]

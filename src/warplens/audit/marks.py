@@ -88,7 +88,7 @@ def find_marks(flow: Flow, sites: Sequence[dict[str, Any]], texts: Texts, ptx: P
     return [
         names.mark(index, code[index], call)
         for index, call in calls.items()
-        if call is not None and index not in own and not names.is_no_mark(code[index])
+        if call is not None and not names.is_no_mark(code[index], index in own)
     ]
 
 

@@ -97,9 +97,15 @@ class Names:
                 strangers.add(call[1].file)
         self._headers_fit, self._strangers = headers_fit, strangers
 
-    def is_no_mark(self, read: Instruction) -> bool:
-        """Whether the recorder reads the clock for itself: for a gap, or where the header says so (for a chunk)."""
-        if self._kept(read, "") == _GAP:
+    def is_no_mark(self, read: Instruction, within_another: bool) -> bool:
+        """Whether the recorder reads the clock for itself: for a gap, or for a chunk within another mark.
+
+        A read that is kept with the code of a mark is one; else the header says so, or where it stands.
+        """
+        kept = self._kept(read, "")
+        if kept:
+            return kept == _GAP
+        if within_another:
             return True
         if len(read.frames) < 2 or not self._headers_fit:
             return False

@@ -165,5 +165,6 @@ def _facts(facts: dict[str, Any]) -> list[str]:
             continue
         before, after = clean.get(key), traced.get(key)
         shown = "unknown" if after is None else f"{after:,}" if isinstance(after, int) else visible(after)
-        parts.append(f"{name} {before:,} -> {shown}" if isinstance(before, int) else f"{name} {shown}")
+        differs = isinstance(before, int) and before != after
+        parts.append(f"{name} {before:,} -> {shown}" if differs else f"{name} {shown}")
     return [", ".join(parts) + (" (clean -> traced)" if clean else "")] if traced else []

@@ -238,6 +238,18 @@ def test_the_number_kept_with_the_clock_tells_marks_whose_lines_are_mixed_up_apa
     assert (second["site"], second["line"]) == (1, 3)
 
 
+def test_two_marks_of_one_line_are_two_marks_where_their_numbers_tell_so() -> None:
+    # A read at another line of the header behind one of the same call may be the recorder's own, for a chunk.
+    other = (("/inc/warplens/detail/device.cuh", 21), ("/inc/warplens/warplens.cuh", PHASE), ("/src/k.cu", 3))
+    first = mark(3, verb_line=PHASE, ptx_line=2)
+    second = Ins("CS2R R10, SR_CLOCKLO", places=other, ptx_line=3)
+    last = mark(6, verb_line=END, ptx_line=9)
+    both = rows(first, STORE, second, last, EXIT, ptx=ptx(1 << 5, 2 << 5))
+    assert [row["site"] for row in both] == [0, 1, None]
+    own = rows(first, STORE, second, last, EXIT, ptx=[*ptx(1 << 5), "mov.u64 %rd1, %clock64;"])
+    assert [row["site"] for row in own] == [0, None]
+
+
 def test_two_reads_with_one_place_and_no_number_are_not_named() -> None:
     first, second, _ = rows(compute(), LOAD, compute(), USE, end(), EXIT)
     assert [(row["site"], row["line"]) for row in (first, second)] == [(None, 0)] * 2

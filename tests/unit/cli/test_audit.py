@@ -67,7 +67,7 @@ def test_a_traces_audit_is_printed_with_both_builds_marks_and_findings(recorded:
     result = run("audit", recorded)
     assert result.exit_code == 0
     lines = [line.rstrip() for line in result.stdout.splitlines()]
-    assert lines[1].startswith("instructions 192 -> 560, loads 4 -> 4, loads in flight at most 2 -> 1, registers ")
+    assert lines[1].startswith("instructions 192 -> 560, loads 4, loads in flight at most 2 -> 1, registers ")
     assert "(clean -> traced)" in " ".join(lines[:3])
     assert any(line.split()[:3] == ["0x0060", "12", "phase"] for line in lines)
     assert any("unknown" in line and " end " in line for line in lines)
