@@ -153,11 +153,21 @@ def _read(text: str) -> _Line:
             line.jump, line.falls = operands[-1] if operands else "", predicate != ""
         elif opcode.startswith(_ENDS):
             line.falls = predicate != ""
-        elif operands and not opcode.startswith(("st.", "call", "bar", "red", "setp")):
-            line.statements.append(_Statement(opcode, operands[0], tuple(operands[1:])))
-        elif opcode.startswith("setp") and operands:  # its target holds no number
-            line.statements.append(_Statement(opcode, operands[0], ()))
+        elif operands and not opcode.startswith(("st.", "call", "bar", "red")):
+            targets, sources = _sides(operands)
+            if opcode.startswith("setp"):  # its target holds no number
+                sources = ()
+            line.statements += [_Statement(opcode, target, sources) for target in targets]
     return line
+
+
+def _sides(operands: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Targets and sources; a vector `{%r1, %r2}` in front is as many targets."""
+    last = 0
+    if operands[0].startswith("{"):
+        last = next((n for n, operand in enumerate(operands) if operand.endswith("}")), 0)
+    bare = [operand.strip("{} ") for operand in operands]
+    return bare[: last + 1], tuple(bare[last + 1 :])
 
 
 def _statements(text: str) -> Iterator[tuple[str, str, list[str]]]:

@@ -238,6 +238,22 @@ def test_the_number_kept_with_the_clock_tells_marks_whose_lines_are_mixed_up_apa
     assert (second["site"], second["line"]) == (1, 3)
 
 
+def test_the_number_of_a_first_mark_is_found_where_it_is_chosen_against_the_clock() -> None:
+    # As NVRTC writes `packed` for sm_100: the clock's high half lies in a vector; 3 << 5 | 5 << 2 = 116: site 3, wait.
+    lines = [
+        ".visible .entry kernel()",
+        "{.reg .pred p; .reg .u32 t; mov.u64 %rd3, %clock64; mov.u32 t, %globaltimer_lo; selp.u32 %r6, t, 0, p;}",
+        "mov.b64 \t{_, %r8}, %rd3;",
+        "mov.b32 \t%r9, 116;",
+        "@%p1 bra \t$L__BB0_1;",
+        "{.reg .pred p; setp.ne.u32 p, %r33, 0; selp.u32 %r11, %r8, %r9, p;}",
+        "$L__BB0_1:",
+        "ret;",
+    ]
+    first, *_ = rows(mark(9, verb_line=WAIT, ptx_line=2), BARRIER, *SETTLE, end(), EXIT, ptx=lines)
+    assert (first["verb"], first["site"]) == ("wait", 2)
+
+
 def test_two_marks_of_one_line_are_two_marks_where_their_numbers_tell_so() -> None:
     # A read at another line of the header behind one of the same call may be the recorder's own, for a chunk.
     other = (("/inc/warplens/detail/device.cuh", 21), ("/inc/warplens/warplens.cuh", PHASE), ("/src/k.cu", 3))
