@@ -7,6 +7,12 @@ import re
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
+
+from warplens.audit import COLUMNS
+from warplens.capture.audited import audit_builds
+from warplens.capture.compile import Compiled
+from warplens.capture.modules import read_site_sets
 
 
 def text_section(cubin: bytes, symbol: str) -> bytes:
@@ -39,6 +45,18 @@ def disassemble(cubin: bytes, symbol: str, tmp_path: Path) -> list[str]:
     body = re.split(r"(?m)^\.text\.", text)
     kernel = next(part for part in body if part.startswith(symbol + ":"))
     return re.findall(r"(?m)^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", kernel)
+
+
+def audited(
+    compiled: Compiled, name: str, source: str, filename: str, clean: tuple[Compiled, str] | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows of the audit of a kernel, with the name of each row's site, and the facts about both builds."""
+    sites = read_site_sets(compiled.cubin)[0]["sites"]
+    other = None if clean is None else (clean[0].cubin, clean[0].names[clean[1]])
+    entry = audit_builds((compiled.cubin, compiled.names[name]), other, sites, {filename: source})
+    assert entry["not_audited"] is None
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*entry["columns"].values(), strict=True)]
+    return [row | {"name": "" if row["site"] is None else sites[row["site"]]["name"]} for row in rows], entry["facts"]
 
 
 def resources(cubin: bytes, symbol: str, tmp_path: Path) -> dict[str, int]:

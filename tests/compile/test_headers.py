@@ -38,6 +38,7 @@ VERBS = """
   rec.arrive(s::a);
   rec.arrive(s::b, n);
   rec.arrive(s::a, warplens::join(n));
+  rec.landed(n, p[i]);
   rec.end_phase();
 """
 KERNEL = """

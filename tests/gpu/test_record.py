@@ -27,6 +27,15 @@ def test_blocks_and_threads_of_three_dimensions_are_numbered_x_first() -> None:
     assert (last["x"], last["y"], last["z"]) == (2, 1, 3)
 
 
+def test_a_recording_says_what_its_marks_measure() -> None:
+    trace = record(kernel("r.phase(s::a); p[threadIdx.x] += 1; r.phase(s::b);"), 2, 32)
+    assert trace.audit["verb"].to_list() == ["phase", "phase", "end"]
+    assert trace.audit["site"].to_list() == [0, 1, None]
+    without = record(kernel("r.phase(s::a);"), 2, 32, audit=False)
+    assert without.audit.is_empty()
+    assert without.manifest["kernels"][0]["audit"]["not_audited"] == "audit=False"
+
+
 @pytest.mark.parametrize("threads", [1, 31, 33, 100, 1023])
 def test_a_block_that_is_no_multiple_of_32_loses_nothing(threads: int) -> None:
     trace = record(kernel("r.phase(s::a, 7u); p[threadIdx.x] += 1; r.phase(s::b); r.mark(s::c);"), 5, threads)

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.compile
 
 KERNEL = """
-template <bool kTrace> __global__ void kernel(unsigned value) {{
+template <bool kTrace> __global__ void kernel(unsigned value, float4 other) {{
   warplens::Recorder<{sites}, kTrace> rec;
 {body}
 }}

@@ -24,6 +24,7 @@ from warplens import __version__, layout
 from warplens.capture import driver, machine
 from warplens.capture.arena import Arena, Drained
 from warplens.capture.arguments import Arguments
+from warplens.capture.audited import audit_builds, line_options, not_audited
 from warplens.capture.calibrate import Calibrator
 from warplens.capture.compile import Compiled, compile_cubin, tells_constants
 from warplens.capture.library import Dim3, Function, Library
@@ -91,6 +92,7 @@ class CudaKernel:
         self._builds: dict[tuple[str, tuple[str, ...]], Build] = {}
         self._arena: Arena | None = None
         self._calibrator: Calibrator | None = None
+        self._audits: dict[tuple[str, ...], dict[str, Any]] = {}
         self._site_sets = read_site_sets(self._build(name, ()).compiled.cubin)
         if not self._site_sets:
             raise SitesError(
@@ -117,9 +119,8 @@ class CudaKernel:
     def _build(self, name: str, extra: tuple[str, ...]) -> Build:
         key = (name, extra)
         if key not in self._builds:
-            compiled = compile_cubin(
-                self.source, [name], arch=self.arch, options=[*self.options, *extra], filename=self.filename
-            )
+            options = [*self.options, *extra, *line_options(self.options)]
+            compiled = compile_cubin(self.source, [name], arch=self.arch, options=options, filename=self.filename)
             library = Library(compiled.cubin)
             self._builds[key] = Build(library, library.function(compiled.names[name], shown=name), compiled, extra)
         return self._builds[key]
@@ -191,6 +192,20 @@ class CudaKernel:
             f"{clean['shared_bytes']:,}); the trace would show another kernel. Record fewer values across marks, or "
             "pass allow_fewer_blocks=True"
         )
+
+    def audited(self, traced: Build, site_set: str) -> dict[str, Any]:
+        """The `audit` entry of the manifest for this traced build; one that was made before is kept."""
+        key = (*traced.options, site_set)
+        if key not in self._audits:
+            builds = [(traced, self.name)]
+            if self.clean is not None:
+                builds.append((self._build(self.clean, ()), self.clean))
+            code = [(build.compiled.cubin, build.compiled.names[name]) for build, name in builds]
+            sites = next(own["sites"] for own in self.site_sets if own["name"] == site_set)
+            self._audits[key] = audit_builds(
+                code[0], code[1] if len(code) > 1 else None, sites, {self.filename: self.source}
+            )
+        return self._audits[key]
 
     def capture(self, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, **options: Any) -> Recording:
         """Launch the kernel, clean and traced in turn, and record it.
@@ -310,8 +325,10 @@ class _Session:
             self.entry["not_measured"] = "rounds=0"
 
     def _choose_build(self, parameters: Arguments) -> None:
-        """Whether to build for marks in loops: for kernels of seconds, whose times it tells beyond any doubt, and, where
-        NVRTC does not say which marks are in loops, if it is the faster one of two builds, by the median launch.
+        """Whether to build for marks in loops.
+
+        For kernels of seconds, whose times it tells beyond any doubt; and where NVRTC does not say which marks are in
+        loops, if it is the faster one of two builds, by the median launch.
         """
         if self.entry["policy"] != "packed" or self.options.rounds < _TRIALS:
             return
@@ -392,6 +409,10 @@ class _Session:
     def _manifest(self, kept: list[Drained]) -> dict[str, Any]:
         options = self.options
         self.entry["site_set"] = self._site_set(kept)
+        if options.audit:
+            self.entry["audit"] = self.kernel.audited(self.traced, self.entry["site_set"])
+        else:
+            self.entry["audit"] = not_audited("audit=False")
         launches = []
         for number, drained in enumerate(kept):
             grids = np.unique(drained.chunks[drained.chunks[:, layout.WORD_META] != 0, layout.WORD_GRID])

@@ -46,6 +46,21 @@ def read_symbols(elf: bytes, prefix: str) -> Iterator[tuple[str, bytes]]:
             yield name, elf[start : start + length]
 
 
+def read_section(elf: bytes, name: str) -> bytes | None:
+    """Content of the first section of this name; None when there is none. Raises SitesError for a damaged module."""
+    sections = _sections(elf)
+    at = struct.unpack_from("<H", elf, 62)[0]  # number of the section that holds the names
+    if at >= len(sections):
+        raise SitesError("this module is damaged: its table of names lies outside of it")
+    names = sections[at][4]
+    wanted = name.encode() + b"\0"
+    for name_at, _, _, _, offset, size, *_ in sections:
+        begin = names + name_at
+        if elf[begin : begin + len(wanted)] == wanted and offset + size <= len(elf):
+            return elf[offset : offset + size]
+    return None
+
+
 def parse_sites(name: str, content: bytes) -> dict[str, Any]:
     """One site set of the manifest from the string that WARPLENS_SITES left in the module."""
     text = content.rstrip(b"\0").decode(errors="replace")

@@ -51,6 +51,7 @@ class RecordOptions:
     every_iteration: where the kernel says which iteration it is in (`rec.iteration(i)`), record every n-th only.
     warps: record these warps of a block only; None is all.
     allow_fewer_blocks: accept that the traced build has fewer resident blocks than the clean one.
+    audit: prove from the machine code what each mark measures (`Trace.audit`); wants nvdisasm, and a second or two.
     note: text that is kept in the trace and shown, e.g. "M=4096, commit=1f3c".
     host, command: say in the trace on which host, or with which command, it was made.
     """
@@ -70,6 +71,7 @@ class RecordOptions:
     every_iteration: int = 1
     warps: tuple[int, ...] | None = None
     allow_fewer_blocks: bool = False
+    audit: bool = True
     note: str | None = None
     host: bool = False
     command: bool = False

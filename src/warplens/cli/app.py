@@ -27,7 +27,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "plot": ("warplens.cli.look", "Draw all blocks of a launch, or the warps of one block, as PNG or SVG."),
     "export": ("warplens.cli.export", "Write a trace for Perfetto, as Parquet tables, or its spans as CSV."),
     "info": ("warplens.cli.ask", "Print what a file is: device, versions, kernels, launches, members."),
-    "query": ("warplens.cli.ask", "Run SQL over the tables launches, blocks, spans, sites and problems."),
+    "query": ("warplens.cli.ask", "Run SQL over the tables launches, blocks, spans, sites, problems and audit."),
+    "audit": ("warplens.cli.audit", "Say what each mark measures, from the machine code of a trace or a cubin."),
     "doctor": ("warplens.cli.doctor", "Say what recording needs, what is there, and how to get the rest."),
 }
 """Name -> module that holds the click command of that name, and its one-line help."""

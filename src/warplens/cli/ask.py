@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 _LAUNCHES_SHOWN: Final = 20
-TABLES: Final = ("launches", "blocks", "spans", "sites", "problems")
+TABLES: Final = ("launches", "blocks", "spans", "sites", "problems", "audit")
 
 
 @click.command()
@@ -126,7 +126,7 @@ def _facts(file: Path, manifest: dict[str, Any]) -> list[tuple[str, str]]:
 @json_option
 @click.option("--rows", type=click.IntRange(min=1), default=40, show_default=True, help="Rows of the text table.")
 def query(file: Path, sql: str, as_csv: bool, as_json: bool, rows: int) -> None:
-    """Run the statement SQL over the tables launches, blocks, spans, sites and problems of FILE.
+    """Run the statement SQL over the tables launches, blocks, spans, sites, problems and audit of FILE.
 
     Example: warplens query run.wlens
     "select name, avg(duration_cycles) from spans join sites using (site) group by name"

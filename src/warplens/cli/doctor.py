@@ -12,7 +12,6 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from typing import Final, Literal
 
 import click
 
+from warplens.capture.audited import find_nvdisasm
 from warplens.cli.exits import FINE, MISSING
 from warplens.cli.output import console, finish, json_option, print_json
 from warplens.render.escape import visible
@@ -156,25 +156,15 @@ def _nvrtc(install: str) -> Check:
 
 
 def _nvdisasm(install: str) -> Check:
-    path = _find_nvdisasm()
+    path = find_nvdisasm()
     if path is None:
-        return Check("nvdisasm", "note", "not found: only needed to look at machine code", install)
+        return Check("nvdisasm", "note", "not found: recordings come without the audit of their marks", install)
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         return Check("nvdisasm", "note", f"{path} does not run: {error}", install)
     release = re.search(r"release ([\d.]+)", done.stdout)
     return Check("nvdisasm", "ok", f"{release[1] if release else 'version not known'} at {path}")
-
-
-def _find_nvdisasm() -> str | None:
-    """The wheel's (nvidia/cu13/bin, or nvidia/cuda_nvdisasm/bin), else the one on PATH."""
-    spec = importlib.util.find_spec("nvidia") if _has_module("nvidia") else None
-    for root in spec.submodule_search_locations or [] if spec else []:
-        for found in sorted(Path(root).glob("*/bin/nvdisasm*"), reverse=True):
-            if os.access(found, os.X_OK):
-                return str(found)
-    return shutil.which("nvdisasm")
 
 
 def _permissions() -> Check:

@@ -42,6 +42,9 @@ def check(manifest: Any, where: str = "manifest") -> dict[str, Any]:
         if kernel["site_set"] not in names:
             path = f"{where}.kernels[{index}].site_set"
             raise FormatError(f"{path}: expected one of {_show(names)}, found {_show(kernel['site_set'])}")
+        if kernel.get("audit") is not None:
+            sites = filled["site_sets"][names.index(kernel["site_set"])]["sites"]
+            _check_audit(kernel["audit"], len(sites), f"{where}.kernels[{index}].audit")
     for index, entry in enumerate(filled["site_sets"]):
         ids = [site["id"] for site in entry["sites"]]
         if ids != list(range(1, len(ids) + 1)):
@@ -81,6 +84,16 @@ def _launch_makes_sense(manifest: dict[str, Any], launch: dict[str, Any], path: 
     _nullable(_list(_u32))(launch.get("blocks"), f"{path}.blocks")  # newer than format 1.0
     if math.prod(launch["block"]) > MAX_BLOCK_THREADS:
         raise FormatError(f"{path}.block: expected at most {MAX_BLOCK_THREADS} threads, found {launch['block']}")
+
+
+def _check_audit(entry: Any, sites: int, path: str) -> None:
+    _AUDIT(entry, path)
+    columns = entry["columns"]
+    if len({len(values) for values in columns.values() if isinstance(values, list)}) != 1:
+        raise FormatError(f"{path}.columns: expected lists of one length")
+    known = [site for site in columns["site"] if site is not None]
+    if known and max(known) >= sites:
+        raise FormatError(f"{path}.columns.site: expected below {sites}, found {max(known)}")
 
 
 def _show(value: Any) -> str:
@@ -224,6 +237,23 @@ _MANIFEST: Final = _object(
         )
     ),
 )
+
+_AUDIT: Final = _object(
+    columns=_object(
+        site=_list(_nullable(_int(0, layout.MAX_SITES))),
+        verb=_list(_text),
+        file=_list(_text),
+        line=_list(_u32),
+        address=_list(_nullable(_u32)),
+        outstanding_loads=_list(_nullable(_u32)),
+        waits_on=_list(_text),
+        finding=_list(_text),
+        severity=_list(_text),
+    ),
+    facts=_nullable(_object()),
+    not_audited=_nullable(_text),
+)
+"""A kernel's `audit`, which files before 1.1 do not have."""
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "warplens": None,

@@ -91,6 +91,7 @@ def _write_tables(folder: Path, trace: Trace, chosen: Chosen) -> None:
         "spans": chosen.spans,
         "sites": trace.sites,
         "problems": trace.problems,
+        "audit": trace.audit,
     }
     for name, frame in frames.items():
         frame.write_parquet(folder / f"{name}.parquet", compression="zstd")

@@ -6,6 +6,7 @@ A fact that was not measured says so and why; nothing here is guessed or left ou
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
@@ -60,6 +61,7 @@ def trust_lines(trace: Trace, launch: int | None = None) -> list[TrustLine]:
     for kernel in kernels:
         prefix = f"{visible(kernel.get('name'), limit=60)}: " if len(kernels) > 1 else ""
         lines += [_slowdown(kernel, prefix), _builds(kernel, prefix), _mark_cost(kernel, prefix)]
+    lines += _audit(trace)
     lines += _losses_and_problems(trace, launch)
     lines += [_clocks(manifest), _neighbours(manifest), _time_axis(trace, launch)]
     return lines
@@ -112,6 +114,31 @@ def _mark_cost(kernel: dict[str, Any], prefix: str) -> TrustLine:
     if cost is None:
         return TrustLine("mark cost", "ok", f"{prefix}not measured", "cost of a single mark not measured")
     return TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles", f"a mark costs {cost:.1f} cycles")
+
+
+def _audit(trace: Trace) -> list[TrustLine]:
+    """What the machine code says against the marks; nothing in files that were made before there was an audit."""
+    lines = []
+    entries_made = [entry for kernel in trace.manifest.get("kernels") or [] if (entry := kernel.get("audit"))]
+    for why in dict.fromkeys(entry["not_audited"] for entry in entries_made if entry["not_audited"]):
+        first = visible(str(why).partition("\n")[0], limit=200)
+        lines.append(TrustLine("marks", "note", f"what they measure was not audited: {first}"))
+    if not any(entry["not_audited"] is None for entry in entries_made):
+        return lines
+    table = trace.audit
+    counts = [table.filter(pl.col("severity") == severity).height for severity in ("warning", "note")]
+    text = ", ".join(counted(n, noun) for n, noun in zip(counts, ("warning", "note"), strict=True) if n)
+    if not counts[0]:
+        brief = "marks audited" + (f" ({text})" if text else "")
+        return [
+            *lines,
+            TrustLine("marks", "ok", f"{counted(table.height, 'mark')} audited, {text or 'no finding'}", brief),
+        ]
+    worst = table.filter(pl.col("severity") == "warning").join(trace.sites, on="site", how="left").row(0, named=True)
+    name = worst["name"] or worst["verb"] or "mark"
+    where = f"{visible(name, limit=40)} (line {worst['line']})" if worst["line"] else visible(name, limit=40)
+    more = f"warplens audit {'FILE' if trace.path is None else visible(shlex.quote(str(trace.path)), limit=4096)}"
+    return [*lines, TrustLine("marks", "note", f"{text}, {where}: {visible(worst['finding'], limit=160)}; all: {more}")]
 
 
 def _losses_and_problems(trace: Trace, launch: int | None) -> list[TrustLine]:

@@ -41,7 +41,7 @@ class Recorded(Protocol):
 class Trace:
     """The tables of one recording.
 
-    `launches`, `blocks`, `spans`, `sites` and `problems` are Polars data frames, made at first access;
+    `launches`, `blocks`, `spans`, `sites`, `problems` and `audit` are Polars data frames, made at first access;
     `warplens.trace.tables.TABLES` says what each column holds. Times count in ns from `origin_ns`.
 
     >>> trace = warplens.open("rmsnorm.wlens")                                             # doctest: +SKIP
@@ -110,6 +110,11 @@ class Trace:
         """What is lost, wrong or in doubt; losses first."""
         return self._table("problems")
 
+    @property
+    def audit(self) -> pl.DataFrame:
+        """What each mark measures, from the machine code; empty when it was not audited."""
+        return self._table("audit")
+
     def _repr_html_(self) -> str:
         """What a notebook shows: summary, a picture, the way to the whole page."""
         from warplens.render.notebook import html
@@ -117,7 +122,7 @@ class Trace:
         return html(self)
 
     def sql(self, query: str) -> pl.DataFrame:
-        """The result of a SQL query over the five tables; `UsageError` when Polars refuses it."""
+        """The result of a SQL query over the tables; `UsageError` when Polars refuses it."""
         import polars as pl
 
         with pl.SQLContext({name: self._table(name) for name in TABLES}) as context:

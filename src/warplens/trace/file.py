@@ -41,7 +41,7 @@ MAX_EXPANSION: Final = 200
 
 _MANIFEST: Final = "manifest.json"
 _RECORDS: Final = re.compile(r"records/\d{1,9}\.u32")
-_TABLE: Final = re.compile(r"tables/(launches|blocks|spans|sites|problems|clocks)\.parquet")
+_TABLE: Final = re.compile(r"tables/(launches|blocks|spans|sites|problems|audit|clocks)\.parquet")
 _SOURCE: Final = re.compile(r"source/\d{1,6}\.txt")
 _UNREADABLE: Final = (
     zipfile.BadZipFile,

@@ -51,6 +51,7 @@ def from_records(manifest: dict[str, Any], records: Mapping[str, U32]) -> tuple[
         "spans": _frame(TABLES["spans"], _spans(decoded)),
         "sites": sites(manifest),
         "problems": _problems(decoded),
+        "audit": audit(manifest),
         "clocks": _clocks(decoded.clocks),
     }
     return out, decoded.origin_ns
@@ -62,6 +63,24 @@ def sites(manifest: dict[str, Any]) -> pl.DataFrame:
     columns: dict[str, Any] = {"site": list(range(len(rows))), "site_set": [name for name, _ in rows]}
     columns |= {key: [site[key] for _, site in rows] for key in ("id", "name", "kind", "resource", "file", "line")}
     return _frame(TABLES["sites"], columns)
+
+
+def audit(manifest: dict[str, Any]) -> pl.DataFrame:
+    """The table `audit` of a manifest; empty when nothing was audited, as in files before 1.1."""
+    names = TABLES["audit"]
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    begins, base = {}, 0
+    for entry in manifest["site_sets"]:
+        begins[entry["name"]] = base
+        base += len(entry["sites"])
+    for kernel in manifest["kernels"]:
+        own = (kernel.get("audit") or {}).get("columns") or {}
+        for name, values in columns.items():
+            values += own.get(name, [])
+        first = len(columns["site"]) - len(own.get("site", []))
+        begin = begins[kernel["site_set"]]
+        columns["site"][first:] = [None if site is None else begin + site for site in columns["site"][first:]]
+    return _frame(names, columns)
 
 
 def to_parquet(tables: dict[str, pl.DataFrame], origin_ns: int) -> dict[str, bytes]:
@@ -91,8 +110,8 @@ def from_parquet(
 ) -> pl.DataFrame:
     """The table `name` out of a file's Parquet members; `table` gives the others that it needs."""
     if name not in members:
-        if name == "sites":
-            return sites(manifest)
+        if name in ("sites", "audit"):
+            return sites(manifest) if name == "sites" else audit(manifest)
         raise FormatError(f"tables/{name}.parquet: expected in a file with tables, found only {sorted(members)}")
     if name == "spans":
         stored = _read("spans", members[name], STORED_SPANS)
@@ -106,6 +125,8 @@ def from_parquet(
             raise FormatError(f"tables/{name}.parquet: expected {key} to count from 0, found another order")
     elif name == "blocks":
         _expect_below(frame, "blocks", "launch", table("launches").height)
+    elif name == "audit":
+        _expect_below(frame, "audit", "site", table("sites").height)
     return frame
 
 

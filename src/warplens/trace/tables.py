@@ -103,6 +103,21 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "severity": Column("String", "loss, error or note"),
         "text": Column("String", "what happened and what it means"),
     },
+    "audit": {
+        "site": Column(
+            "UInt16", "row of the table sites; null for a mark without a site, or when it is not known", True
+        ),
+        "verb": Column("String", "phase, wait, ...; end: the recorder's end; landed: a pin; empty when not known"),
+        "file": Column("String", "source file of the mark; empty when not known"),
+        "line": Column("UInt32", "its line; 0 when not known"),
+        "address": Column("UInt32", "offset of the clock read in the machine code; null when none is left", True),
+        "outstanding_loads": Column(
+            "UInt32", "loads of the kernel that are under way there; null when that depends on the path", True
+        ),
+        "waits_on": Column("String", "what the warp waits for there and since the mark before it"),
+        "finding": Column("String", "what is wrong with it; empty for nothing"),
+        "severity": Column("String", "empty, note or warning"),
+    },
 }
 """Column by column, in order. Rows of `spans` stand in the order launch, block, warp, sequence."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+
+from warplens.trace.tables import TABLES
 
 SITES = [
     ("load_sumsq", "phase"),
@@ -35,6 +38,14 @@ class FakeTrace:
     origin_ns: int = 0
     note: str | None = None
     sources: dict[str, str] = field(default_factory=dict)
+    audit: pl.DataFrame = field(default_factory=lambda: audit_frame([]))
+    path: Path | None = None
+
+
+def audit_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """A table `audit` of `rows` (missing columns are null)."""
+    schema = {name: getattr(pl, column.dtype) for name, column in TABLES["audit"].items()}
+    return pl.DataFrame([{k: r.get(k) for k in schema} for r in rows], schema=schema)
 
 
 def problems_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:

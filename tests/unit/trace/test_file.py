@@ -162,7 +162,7 @@ def test_a_foreign_zip_is_refused(tmp_path: Path) -> None:
 def test_a_newer_major_version_is_refused_with_both_numbers_and_a_minor_one_opens(tmp_path: Path, whole: bytes) -> None:
     path = tmp_path / "a.wlens"
     path.write_bytes(with_manifest(whole, lambda facts: facts.update(version=[2, 7])))
-    with pytest.raises(VersionError, match=r"format 2\.7, this warplens reads up to 1\.0"):
+    with pytest.raises(VersionError, match=r"format 2\.7, this warplens reads up to 1\.1"):
         open_trace(path)
     path.write_bytes(with_manifest(whole, lambda facts: facts.update(version=[1, 99], new_key=3)))
     assert open_trace(path).manifest["new_key"] == 3
@@ -332,7 +332,7 @@ def test_members_with_hostile_names_are_ignored_and_written_nowhere(tmp_path: Pa
     path.write_bytes(rezipped(whole, lambda members: members.update(dict.fromkeys(names, b"evil"))))
     contents = read_file(path)
     assert list(contents.records) == [MEMBER]
-    assert sorted(contents.tables) == ["blocks", "clocks", "launches", "problems", "sites", "spans"]
+    assert sorted(contents.tables) == ["audit", "blocks", "clocks", "launches", "problems", "sites", "spans"]
     read_all(path)
     assert [p.name for p in tmp_path.iterdir()] == ["a.wlens"]
 

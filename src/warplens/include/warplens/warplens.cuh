@@ -13,6 +13,7 @@
 #define WARPLENS_WARPLENS_CUH
 
 #include "detail/direct.cuh"
+#include "detail/landed.cuh"
 #include "detail/packed.cuh"
 #include "detail/sites.cuh"
 #include "detail/staged.cuh"
@@ -117,6 +118,13 @@ class Recorder {
     skips_ = skips;
   }
 
+  // No event: the warp waits until these values, which it has loaded, are there. In front of the mark that ends a phase
+  // it makes their loads count in that phase.
+  template <class... Values>
+  __device__ __forceinline__ void landed(const Values&... values) {
+    detail::wait_for(values...);
+  }
+
  private:
   static constexpr unsigned kVerbPhase = detail::layout::kVerbPhase;
   static constexpr unsigned kVerbMark = detail::layout::kVerbMark;
@@ -189,6 +197,8 @@ class Recorder<Sites, false, Policy> {
   __device__ __forceinline__ constexpr void arrive(Site, unsigned) {}
   __device__ __forceinline__ constexpr void arrive(Site, Join) {}
   __device__ __forceinline__ constexpr void iteration(unsigned) {}
+  template <class... Values>
+  __device__ __forceinline__ constexpr void landed(const Values&...) {}
 };
 
 }  // namespace warplens

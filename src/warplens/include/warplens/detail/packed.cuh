@@ -371,11 +371,11 @@ class Packed {
     } else if (!kAllRecorded && !recorded_) {
       kept_.count = 0;
     } else if (kCanTell) {
-      const u64 base = read_clock();
+      const u64 base = read_clock();  // not a mark: audit/names.py reads this
       write_chunk<kCodeBits, kSitesHash, false, true, true>(kept_, lane_, base, block_);
       kept_.begin_chunk(lane_, base);
     } else {
-      const u64 now = read_clock();
+      const u64 now = read_clock();  // not a mark
       const Turned turned = turn<kCodeBits, kSitesHash>(kWrites, kept_, 0, now, recorded_, choice_, block_);
       kept_.index = turned.index;
       kept_.sequence += kept_.count;

@@ -1,0 +1,136 @@
+"""`warplens audit`: a trace's table, a cubin's, and what is neither."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests import synthesis
+from tests.sass import Ins, at, mark, text
+from warplens.capture import audited, modules
+from warplens.cli import main
+from warplens.trace import Trace
+
+LOAD = Ins("LDG.E R2, desc[UR4][R4.64]", write=0, places=at(3))
+COLUMNS: dict[str, list[Any]] = {
+    "site": [0, 1, None],
+    "verb": ["phase", "wait", "end"],
+    "file": ["k.cu", "k.cu", ""],
+    "line": [12, 15, 0],
+    "address": [0x60, 0x120, None],
+    "outstanding_loads": [0, 3, None],
+    "waits_on": ["", "2 LDG line 13", ""],
+    "finding": ["3 loads of line 13 are \x1b[31mstill under way", "", ""],
+    "severity": ["warning", "", ""],
+}
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments], env={"COLUMNS": "120"})
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    recording = synthesis.fake_recording()
+    traced = {"instructions": 560, "loads": 4, "loads_in_flight": 1}
+    clean = {"instructions": 192, "loads": 4, "loads_in_flight": 2}
+    facts = {"traced": traced, "clean": clean}
+    recording.manifest["kernels"][0]["audit"] = {"columns": COLUMNS, "facts": facts, "not_audited": None}
+    Trace.from_recording(recording).save(tmp_path / "run.wlens")
+    return tmp_path / "run.wlens"
+
+
+@pytest.fixture
+def cubin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that begins as a cubin; what nvdisasm and the symbols would say of it is put in their place."""
+    code = [mark(2, verb_line=1), LOAD, mark(4, verb_line=1), Ins("EXIT")]
+    said = text(code, "k_true") + text([LOAD, Ins("EXIT")], "k_false")
+    (tmp_path / "k.cu").write_text("\n  rec.phase(s::load);\n\n  rec.phase(s::use);\n", encoding="utf-8")
+    said = said.replace("/src/k.cu", str(tmp_path / "k.cu"))
+    names = ("load", "use")
+    sites = [
+        {"id": n, "name": s, "kind": "phase", "resource": "", "file": "k.cu", "line": 1} for n, s in enumerate(names, 1)
+    ]
+    monkeypatch.setattr(audited, "disassemble", lambda _: said)
+    monkeypatch.setattr(audited, "ptx_lines", lambda _: [])
+    monkeypatch.setattr(modules, "read_site_sets", lambda _: [{"name": "s", "hash": 1, "sites": sites}])
+    path = tmp_path / "a.cubin"
+    path.write_bytes(b"\x7fELF and more")
+    return path
+
+
+def test_a_traces_audit_is_printed_with_both_builds_marks_and_findings(recorded: Path) -> None:
+    result = run("audit", recorded)
+    assert result.exit_code == 0
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert lines[1].startswith("instructions 192 -> 560, loads 4, loads in flight at most 2 -> 1, registers ")
+    assert "(clean -> traced)" in " ".join(lines[:3])
+    assert any(line.split()[:3] == ["0x0060", "12", "phase"] for line in lines)
+    assert any("unknown" in line and " end " in line for line in lines)
+    assert any(line.startswith("warning: k.cu:12 phase ") and "3 loads of line 13" in line for line in lines)
+    assert "\x1b" not in result.stdout
+    assert f"next: warplens summary {recorded}" in result.stderr
+
+
+def test_json_holds_the_same_rows_with_the_names_of_their_sites(recorded: Path) -> None:
+    (kernel,) = json.loads(run("audit", recorded, "--json").stdout)["kernels"]
+    assert [row["line"] for row in kernel["rows"]] == [12, 15, 0]
+    assert kernel["rows"][0]["name"]
+    assert kernel["facts"]["clean"]["instructions"] == 192
+
+
+def test_a_trace_from_before_there_was_an_audit_says_so(tmp_path: Path) -> None:
+    Trace.from_recording(synthesis.fake_recording()).save(tmp_path / "old.wlens")
+    result = run("audit", tmp_path / "old.wlens")
+    assert result.exit_code == 0
+    assert "not audited: the file was recorded before there was an audit" in result.stdout
+
+
+def test_a_kernel_of_a_cubin_is_audited_and_compared(cubin: Path) -> None:
+    result = run("audit", cubin, "-k", "true", "--clean", "false", "--json")
+    assert result.exit_code == 0, result.output
+    (kernel,) = json.loads(result.stdout)["kernels"]
+    assert kernel["kernel"] == "k_true"
+    assert [(row["name"], row["line"], row["outstanding_loads"]) for row in kernel["rows"]] == [
+        ("load", 2, 0),
+        ("use", 4, 1),
+    ]
+    assert "1 load of line 3 is still under way" in kernel["rows"][0]["finding"]
+    assert kernel["facts"]["clean"] == {"instructions": 2, "loads": 1, "loads_in_flight": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "expected one kernel, 2 fit; choose by --kernel REGEX:\n  k_true\n  k_false"),
+        (["-k", "other"], "expected one kernel, 0 fit"),
+        (["-k", "["], "is no regular expression"),
+        (["-k", "true", "--sites", "t"], "--sites: expected one of s"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused_with_what_there_is(cubin: Path, options: list[str], says: str) -> None:
+    result = run("audit", cubin, *options)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+def test_choosing_within_a_trace_is_refused(recorded: Path) -> None:
+    result = run("audit", recorded, "-k", "x")
+    assert result.exit_code == 2
+    assert "choose within a cubin" in result.stderr
+
+
+def test_files_that_are_neither_are_refused(tmp_path: Path) -> None:
+    odd = tmp_path / "odd"
+    odd.write_bytes(b"nothing")
+    for path in (odd, tmp_path / "none", tmp_path):
+        assert run("audit", path).exit_code == 3
+    broken = tmp_path / "broken.cubin"
+    broken.write_bytes(b"\x7fELF")
+    result = run("audit", broken)
+    assert result.exit_code == 5
+    assert "not a 64-bit ELF file" in result.stderr
