@@ -19,7 +19,7 @@ from warplens.decode.audit import tell_launches, tell_sites
 from warplens.decode.blocks import Columns, block_columns, launch_columns
 from warplens.decode.chunks import Chunks, read_chunks, starts
 from warplens.decode.events import read_events
-from warplens.decode.joins import join
+from warplens.decode.joins import Enders, join
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.shapes import SiteSet, find_groups
 from warplens.decode.spans import Axis, Loose, Run, find_spans, make_spans
@@ -42,6 +42,8 @@ class Decoded:
     origin_ns: int
     """globaltimer of the trace's first instant; all other times count from it."""
     clocks: list[clock.ClockMap | None]
+    enders: Enders
+    """Which warps ended ranges that others had started."""
 
 
 def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
@@ -62,8 +64,9 @@ def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
     spans.shift(shift_ns)
     per.first_ns -= shift_ns
     per.last_ns -= shift_ns
+    enders = Enders(*np.zeros((3, 0), np.int64))
     if loose is not None:
-        join(spans, loose, chunks, times.axis.ns_per_cycle, problems)
+        enders = join(spans, loose, chunks, times.axis.ns_per_cycle, problems)
     blocks = block_columns(chunks, block_records, per.first_ns, per.last_ns, filled, manifest)
     recorded = per.events - chunks.has(ChunkFlag.LAST)  # a recorder's end is an event, but no record
     events = np.bincount(chunks.launch, recorded, len(sets)).astype(np.int64)
@@ -76,6 +79,7 @@ def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
         problems=problems.rows(),
         origin_ns=times.origin_ns + shift_ns,
         clocks=times.clocks,
+        enders=enders,
     )
 
 

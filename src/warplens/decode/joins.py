@@ -1,10 +1,13 @@
 """Ranges that cross warps or each other: the pass over all runs once their spans stand in one table.
 
 In: the whole spans table and the loose starts and ends of every run. Out: the same table, in place: ends filled in,
-flags CROSS_WARP and OVERLAPPING set; leftovers are problems. Must do nothing for kernels without start/end ranges.
+flags CROSS_WARP and OVERLAPPING set; which warps ended ranges of others; leftovers are problems. Must do nothing for
+kernels without start/end ranges.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +23,16 @@ _FAR = 2.0**62  # cycles: beyond, times are damaged and only must not overflow
 _ENDED = np.uint16(0xFFFF ^ SpanFlag.UNENDED)
 
 
-def join(spans: SpanTable, loose: Loose, chunks: Chunks, ns_per_cycle: F64, problems: Problems) -> None:
+@dataclass
+class Enders:
+    """Rows of `spans` that another warp ended, and that warp."""
+
+    row: I64
+    block: I64
+    warp: I64
+
+
+def join(spans: SpanTable, loose: Loose, chunks: Chunks, ns_per_cycle: F64, problems: Problems) -> Enders:
     """Ends the ranges in `spans` that an end of the same site and id ends, first inside a block, then in the launch.
 
     `loose` has rows of `spans` and indices of `chunks`, all runs joined; `ns_per_cycle` is per chunk.
@@ -28,11 +40,13 @@ def join(spans: SpanTable, loose: Loose, chunks: Chunks, ns_per_cycle: F64, prob
     is_end = loose.row < 0
     launch = chunks.launch[loose.chunk]
     open_ = np.arange(len(loose.row))
+    enders = []
     ranges = [(loose.range_row, loose.range_gwarp, loose.range_begin, loose.range_end, loose.range_pushed)]
     for group in (chunks.block[loose.chunk] | launch << 32, launch):
         start, end = join_ids(group[open_], loose.key[open_], loose.t_ns[open_], is_end[open_], loose.sequence[open_])
         start, end = open_[start], open_[end]
         ranges.append(_end_spans(spans, loose, chunks, ns_per_cycle, start, end))
+        enders.append((loose.row[start], loose.chunk[start], loose.chunk[end]))
         open_ = np.setdiff1d(open_, np.concatenate([start, end]))
     for which, kind, text in (
         (open_[~is_end[open_]], "unmatched_start", "a range_start that no end of its site and id ends"),
@@ -50,6 +64,9 @@ def join(spans: SpanTable, loose: Loose, chunks: Chunks, ns_per_cycle: F64, prob
         )
     row, gwarp, begin, stop, pushed = (np.concatenate(parts) for parts in zip(*ranges, strict=True))
     _flag_crossing(spans, row, gwarp, begin, stop, pushed.astype(np.bool_), problems)
+    row, one, two = (np.concatenate(parts) for parts in zip(*enders, strict=True))
+    other = chunks.gwarp[one] != chunks.gwarp[two]
+    return Enders(row[other], chunks.block[two[other]], chunks.warp[two[other]])
 
 
 def _end_spans(

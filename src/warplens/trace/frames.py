@@ -18,7 +18,7 @@ from warplens import layout
 from warplens.decode.flags import SpanFlag
 from warplens.errors import FormatError
 from warplens.trace.file import U32
-from warplens.trace.tables import CLOCKS, STORED_SPANS, TABLES, Column
+from warplens.trace.tables import ADDED, CLOCKS, STORED_SPANS, TABLES, Column
 
 if TYPE_CHECKING:
     from warplens.clock import ClockMap
@@ -144,9 +144,11 @@ def _read(name: str, data: bytes, columns: dict[str, Column]) -> pl.DataFrame:
         if rows > max(FREE_ROWS, MAX_ROWS_PER_BYTE * len(data)):
             raise FormatError(f"{where}: expected at most {MAX_ROWS_PER_BYTE} rows a byte, found {rows} in {len(data)}")
         frame = pl.read_parquet(io.BytesIO(data))
-        missing = [column for column in columns if column not in frame.columns]
+        absent = [column for column in columns if column not in frame.columns]
+        missing = [column for column in absent if column not in ADDED]
         if missing:
             raise FormatError(f"{where}: expected the columns {missing}, found only {frame.columns}")
+        frame = frame.with_columns(pl.lit(None, getattr(pl, columns[column].dtype)).alias(column) for column in absent)
         empty = [key for key, column in columns.items() if not column.nullable and frame[key].null_count()]
         if empty:
             raise FormatError(f"{where}: expected a value in every row, found none in some of {empty}")
@@ -204,12 +206,21 @@ def _blocks(decoded: Decoded) -> dict[str, Any]:
 
 
 def _spans(decoded: Decoded) -> dict[str, Any]:
-    columns: dict[str, Any] = {name: getattr(decoded.spans, name) for name in TABLES["spans"]}
+    size, enders = len(decoded.spans), decoded.enders
+    columns: dict[str, Any] = {name: getattr(decoded.spans, name) for name in TABLES["spans"] if name not in ADDED}
     for key in ("payload", "id"):
         words: Words | None = columns[key]
-        nothing = pl.Series(key, [], pl.UInt32).extend_constant(None, len(decoded.spans))
-        columns[key] = nothing if words is None else _masked(words.values, words.valid)
+        columns[key] = _nulls(key, size) if words is None else _masked(words.values, words.valid)
+    for key, known in (("end_block", enders.block), ("end_warp", enders.warp)):
+        values = np.full(size if len(known) else 0, -1)
+        values[enders.row] = known
+        columns[key] = _known(values, -1) if len(known) else _nulls(key, size)
     return columns
+
+
+def _nulls(name: str, size: int) -> pl.Series:
+    dtype = getattr(pl, TABLES["spans"][name].dtype)
+    return pl.Series(name, [], dtype).extend_constant(None, size)
 
 
 def _problems(decoded: Decoded) -> pl.DataFrame:

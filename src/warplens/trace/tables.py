@@ -82,6 +82,8 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "payload": Column("UInt32", "the value given with the mark", True),
         "id": Column("UInt32", "the id that joins a start with an end", True),
         "flags": Column("UInt16", "bits: INSTANT 1, UNENDED 2, AFTER_GAP 4, OVERLAPPING 8, CROSS_WARP 16, WRAPPED 32"),
+        "end_block": Column("UInt32", "block of the warp that ended it; null where its own warp did", True),
+        "end_warp": Column("UInt8", "warp that ended it; null where its own warp did", True),
     },
     "sites": {
         "site": Column("UInt16", "number of the site in the trace"),
@@ -120,6 +122,9 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
     },
 }
 """Column by column, in order. Rows of `spans` stand in the order launch, block, warp, sequence."""
+
+ADDED: Final = frozenset({"end_block", "end_warp"})
+"""Columns of `spans` that files of version 1.0 do not have: null there."""
 
 CLOCKS: Final[dict[str, Column]] = {
     "launch": _LAUNCH,

@@ -149,12 +149,24 @@ def test_a_gap_at_the_end_of_one_warp_does_not_mark_the_next() -> None:
     assert decoded.spans.flags.tolist() == [int(SpanFlag.UNENDED), 0]
 
 
+def ended(decoded: Decoded) -> list[tuple[int, int, int]]:
+    """Span, block and warp of the ranges that another warp ended."""
+    enders = decoded.enders
+    return list(zip(enders.row.tolist(), enders.block.tolist(), enders.warp.tolist(), strict=True))
+
+
+def test_a_range_that_its_own_warp_ends_by_id_has_no_other_ender() -> None:
+    events = [Event(Verb.RANGE_START, 1000, 3, id=9), Event(Verb.RANGE_END, 1700, 3, id=9), Event(Control.END, 5000)]
+    assert ended(decode_one(encode_warp(events, Warp(code_bits=7)))) == []
+
+
 def test_a_range_that_one_warp_starts_and_another_ends() -> None:
     start = encode_warp([Event(Verb.RANGE_START, 1000, 3, id=9), Event(Control.END, 5000)], Warp(code_bits=7))
     end = encode_warp([Event(Verb.RANGE_END, 1700, 3, id=9), Event(Control.END, 5000)], Warp(code_bits=7, warp=1))
     decoded = decode_one([*start, *end], block=[64, 1, 1])
     assert decoded.spans.duration_cycles.tolist() == [700]
     assert decoded.spans.flags.tolist() == [int(SpanFlag.CROSS_WARP)]
+    assert ended(decoded) == [(0, 0, 1)]
     assert "unmatched_start" not in kinds(decoded)
 
 
@@ -178,6 +190,7 @@ def test_an_id_unmatched_in_its_block_joins_across_blocks() -> None:
     decoded = decode_one([*one, *two], grid=[2, 1, 1])
     assert decoded.spans.duration_cycles.tolist() == [300]
     assert decoded.spans.flags.tolist() == [int(SpanFlag.CROSS_WARP)]
+    assert ended(decoded) == [(0, 1, 0)]
 
 
 def test_starts_and_ends_that_find_nobody_are_errors() -> None:

@@ -182,9 +182,11 @@ def _spans(columns: dict[str, np.ndarray]) -> pl.DataFrame:
         payload=pl.lit(None, pl.UInt32),
         id=pl.lit(None, pl.UInt32),
         flags=pl.lit(0, pl.UInt16),
+        end_block=pl.lit(None, pl.UInt32),
+        end_warp=pl.lit(None, pl.UInt8),
     )
     order = ["launch", "block", "warp", "sequence", "site", "depth", "start_ns", "start_cycles", "duration_cycles"]
-    return frame.select(*order, "duration_ns", "payload", "id", "flags")
+    return frame.select(*order, "duration_ns", "payload", "id", "flags", "end_block", "end_warp")
 
 
 def sites(rows: list[tuple[str, str]] | None = None) -> pl.DataFrame:
@@ -311,7 +313,7 @@ def of_spans(
     columns["start_ns"] = [row["start"] for row in rows]
     columns["duration_ns"] = [row["end"] - row["start"] for row in rows]
     columns["start_cycles"], columns["duration_cycles"] = columns["start_ns"], columns["duration_ns"]
-    columns |= {name: [row.get(name) for row in rows] for name in ("payload", "id")}
+    columns |= {name: [row.get(name) for row in rows] for name in ("payload", "id", "end_block", "end_warp")}
     base = rmsnorm(blocks=1, sms=1, warps=1, resident=1)
     spans = pl.DataFrame(columns, schema=base.spans.schema).sort("launch", "block", "warp", "sequence")
     blocks: list[tuple[Any, ...]] = []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from tests.synthesis import FakeRecording, fake_recording, nested_recording
+from tests.synthesis import Event, FakeRecording, Warp, encode_warp, fake_recording, manifest, nested_recording
 from warplens.errors import FormatError, UsageError
+from warplens.layout import Control, Verb
 from warplens.trace import TABLES, Trace
 from warplens.trace import open as open_trace
 from warplens.trace.tables import CLOCKS, STORED_SPANS
@@ -57,6 +60,34 @@ def test_tables_have_the_columns_and_dtypes_that_are_documented() -> None:
             assert {k: str(v) for k, v in frame.schema.items()} == {k: c.dtype for k, c in columns.items()}
             for name, column in columns.items():
                 assert column.nullable or frame[name].null_count() == 0, (table, name)
+
+
+def joined() -> FakeRecording:
+    """Warp 0 starts a range that warp 1 ends."""
+    events = [[Event(Verb.RANGE_START, 1000, 3, id=9)], [Event(Verb.RANGE_END, 1700, 3, id=9)]]
+    places = [Warp(code_bits=7), Warp(code_bits=7, warp=1)]
+    chunks = [encode_warp([*e, Event(Control.END, 5000)], w) for e, w in zip(events, places, strict=True)]
+    recording = nested_recording()
+    facts = manifest(launches=[{"block": [64, 1, 1]}], sites=[("a", "phase", "")] * 3)
+    return replace(recording, manifest=facts, records={"records/000000.u32": np.concatenate(chunks)})
+
+
+def test_the_warp_that_ended_a_range_comes_back_from_a_file_and_is_null_in_an_older_one(tmp_path: Path) -> None:
+    trace = Trace.from_recording(joined())
+    assert trace.spans.select("end_block", "end_warp").rows() == [(0, 1)]
+    trace.save(tmp_path / "new.wlens")
+    assert open_trace(tmp_path / "new.wlens").spans.equals(trace.spans)
+    with zipfile.ZipFile(tmp_path / "new.wlens") as new, zipfile.ZipFile(tmp_path / "old.wlens", "w") as old:
+        for name in new.namelist():
+            data = new.read(name)
+            if name == "tables/spans.parquet":
+                buffer = io.BytesIO()
+                pl.read_parquet(io.BytesIO(data)).drop("end_block", "end_warp").write_parquet(buffer)
+                data = buffer.getvalue()
+            old.writestr(name, data)
+    spans = open_trace(tmp_path / "old.wlens").spans
+    assert spans.drop("end_block", "end_warp").equals(trace.spans.drop("end_block", "end_warp"))
+    assert spans.select("end_block", "end_warp").rows() == [(None, None)]
 
 
 def test_parquet_in_the_file_holds_absolute_times(tmp_path: Path) -> None:
