@@ -1,0 +1,249 @@
+"""Which arrival ended a wait.
+
+In: spans (in the order launch, block, warp, sequence) with their blocks, launches and sites. Out: `Arrivals`, a row a
+wait: the span whose begin let it go, how that is known, or why it is not. Computes in columns.
+
+The events of one block at one resource with one id (or none) are a *group*; the k-th wait of each of its warps, and
+the k-th arrival of each, are *round* k. A wait ends by the last arrival of its round. An arrival is a span of kind
+`arrive`; at a resource without any in the trace it is a wait's own begin, as at a barrier, where to begin to wait is
+to arrive, unless some wait there shows that it is none. Where each warp has one round at most and an id was given, the
+marks themselves say what belongs together: the arrival is recorded. Else counting says it: it is inferred, and only
+where every warp counts alike (docs/adr/0007-arrivals.md).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.decode.flags import SpanFlag
+
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+_DOUBT: Final = SpanFlag.UNENDED | SpanFlag.AFTER_GAP | SpanFlag.WRAPPED
+
+
+class Basis(enum.IntEnum):
+    """How the arrival of a wait is known, or why it is not."""
+
+    RECORDED = 0
+    """The wait and its arrivals carry the same id."""
+    INFERRED = 1
+    """Counted: the last arrival of the wait's round in its block."""
+    NO_RESOURCE = 2
+    """The site names no resource."""
+    NO_ARRIVAL = 3
+    """Arrivals at the resource are marked, and the block has none of this id; or one warp alone waits there."""
+    COUNTS_DIFFER = 4
+    """The warps of the block have different numbers of waits or arrivals there."""
+    RECORDS_MISSING = 5
+    """Spans of the block are cut, follow a gap, have doubtful times, or the block moved to another SM."""
+    WARPS_MISSING = 6
+    """Not all warps of the block left records."""
+    TOO_LATE = 7
+    """The last arrival of the round came after the wait was over: they do not belong together."""
+    NO_BARRIER = 8
+    """No site arrives there, and some wait there ended before the last warp of its round came: it is no barrier."""
+    OUTSIDE = 9
+    """Known, and not among the spans that were kept."""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """One entry a wait, in the order of the spans.
+
+    `wait` is its row in `spans`; `arrival` the row of the span whose begin ended it (its own where its warp was the
+    last to come), -1 where that is not known; `of` how many arrivals its round has; `basis` a `Basis`.
+    """
+
+    wait: I64
+    arrival: I64
+    of: I64
+    basis: npt.NDArray[np.uint8]
+
+    def within(self, kept: Bool) -> Arrivals:
+        """The same of those spans alone that `kept` says, by their rows among these."""
+        row = np.where(kept, np.cumsum(kept) - 1, -1)
+        mine = kept[self.wait]
+        arrival, of, basis = self.arrival[mine], self.of[mine], self.basis[mine].copy()
+        found = np.where(arrival < 0, -1, row[arrival])
+        basis[(arrival >= 0) & (found < 0)] = Basis.OUTSIDE
+        return Arrivals(row[self.wait[mine]], found, np.where(found < 0, 0, of), basis)
+
+
+def find_arrivals(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFrame, sites: pl.DataFrame) -> Arrivals:
+    """The arrival of each span of kind `wait`. Blocks must be whole: rounds are counted from their first."""
+    kind, resource, place = _sites(sites)
+    site = spans["site"].to_numpy()
+    wait = np.flatnonzero((kind == "wait")[site])
+    arrival, of = np.full(len(wait), -1), np.zeros(len(wait), np.int64)
+    basis = np.full(len(wait), Basis.NO_RESOURCE, np.uint8)
+    some = resource >= 0
+    chosen = np.flatnonzero((some & np.isin(kind, ("wait", "arrive")))[site])
+    events = _events(spans, chosen, kind, resource)
+    if len(chosen) and events.waits.any():
+        blind = _blind_blocks(spans, blocks, launches)[events.block]
+        found = _rounds(events, place, blind)
+        rows = np.searchsorted(wait, chosen[events.waits])
+        arrival[rows] = np.where(found.event < 0, -1, chosen[found.event])
+        of[rows], basis[rows] = found.of, found.basis
+    return Arrivals(wait, arrival, of, basis)
+
+
+@dataclass(frozen=True)
+class _Events:
+    """Waits and arrivals at resources, in the order of the spans; `block` counts the blocks of `spans` from 0."""
+
+    block: I64
+    warp: I64
+    resource: I64
+    id: I64
+    waits: Bool
+    start_cycles: I64
+    end_cycles: I64
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One entry a wait with a resource: the event that ended it, -1 where that is not known."""
+
+    event: I64
+    of: I64
+    basis: npt.NDArray[np.uint8]
+
+
+def _sites(sites: pl.DataFrame) -> tuple[npt.NDArray[Any], I64, Bool]:
+    """Per site its kind and the number of its resource (-1 for none); per resource whether any site arrives there."""
+    kind = np.array(sites["kind"].to_list(), object)
+    numbers: dict[tuple[str, str], int] = {}
+    resource = np.array(
+        [
+            numbers.setdefault((set_, name), len(numbers)) if name else -1
+            for set_, name in sites.select("site_set", "resource").iter_rows()
+        ],
+        np.int64,
+    )
+    arrives = np.zeros(max(len(numbers), 1), np.bool_)
+    arrives[resource[(kind == "arrive") & (resource >= 0)]] = True
+    return kind, resource, arrives
+
+
+def _events(spans: pl.DataFrame, chosen: I64, kind: npt.NDArray[Any], resource: I64) -> _Events:
+    site = spans["site"].to_numpy()[chosen]
+    start = spans["start_cycles"].to_numpy()[chosen]
+    ids = spans["id"]
+    identified = np.zeros(len(chosen), np.int64)
+    if ids.null_count() < len(ids):
+        values = (ids.cast(pl.Int64) + 1).fill_null(0).to_numpy()[chosen]
+        identified = np.unique(values, return_inverse=True)[1].reshape(-1) + (values.min(initial=1) > 0)
+    return _Events(
+        block=_block_numbers(spans)[chosen],
+        warp=spans["warp"].to_numpy()[chosen].astype(np.int64),
+        resource=resource[site],
+        id=identified,
+        waits=(kind == "wait")[site],
+        start_cycles=start,
+        end_cycles=start + spans["duration_cycles"].to_numpy()[chosen],
+    )
+
+
+def _block_numbers(spans: pl.DataFrame) -> I64:
+    """Per span the number of its block, counted over launches and blocks that have spans."""
+    launch, block = spans["launch"].to_numpy(), spans["block"].to_numpy()
+    new = np.zeros(len(block), np.bool_)
+    new[1:] = (block[1:] != block[:-1]) | (launch[1:] != launch[:-1])
+    return np.cumsum(new, dtype=np.int64)
+
+
+def _blind_blocks(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFrame) -> npt.NDArray[np.uint8]:
+    """Per block of `spans` why nothing may be counted there: a `Basis`, or 0."""
+    number = _block_numbers(spans)
+    first = np.flatnonzero(np.append(True, np.diff(number) != 0))
+    of_spans = spans.select("launch", "block")[first]
+    facts = blocks.join(launches.select("launch", "warps_per_block"), on="launch", how="left").select(
+        "launch",
+        "block",
+        absent=pl.col("warps") != pl.col("warps_per_block"),
+        moved=(pl.col("sm_begin") != pl.col("sm_end")).fill_null(value=False),
+    )
+    facts = of_spans.join(facts, on=["launch", "block"], how="left", maintain_order="left")
+    out = np.zeros(len(first), np.uint8)
+    out[facts["absent"].fill_null(value=True).to_numpy()] = Basis.WARPS_MISSING
+    out[facts["moved"].fill_null(value=True).to_numpy()] = Basis.RECORDS_MISSING
+    flags = spans["flags"].to_numpy()
+    if flags.any():
+        out[number[(flags & np.uint16(_DOUBT)) != 0]] = Basis.RECORDS_MISSING
+    return out
+
+
+def _rounds(events: _Events, arrives: Bool, blind: npt.NDArray[np.uint8]) -> _Found:
+    """Puts events into rounds and finds the last arrival of each."""
+    group, round_, counts = _counted(events)
+    base = np.cumsum(counts.most) - counts.most
+    number = base[group] + round_  # of the round, over all groups
+    is_arrival = np.where(arrives[events.resource], ~events.waits, events.waits)
+    came = np.flatnonzero(is_arrival)[::-1]  # of events at the same cycle the first one counts
+    rounds = int(counts.most.sum())
+    last = np.full(rounds, np.iinfo(np.int64).min)
+    np.maximum.at(last, number[came], events.start_cycles[came])
+    latest = came[events.start_cycles[came] == last[number[came]]]
+    event = np.full(rounds, -1)
+    event[number[latest]] = latest
+    of = np.bincount(number[came], minlength=rounds)
+
+    at = np.flatnonzero(events.waits)
+    mine, where = group[at], number[at]
+    recorded = (events.id[at] > 0) & (counts.most[mine] == 1) & arrives[events.resource[at]]
+    basis = np.where(recorded, Basis.RECORDED, Basis.INFERRED).astype(np.uint8)
+    # The later of these conditions hold before the earlier ones.
+    basis[last[where] > events.end_cycles[at]] = Basis.TOO_LATE
+    basis[~recorded & ~counts.alike[mine]] = Basis.COUNTS_DIFFER
+    by_begin = ~arrives[events.resource[at]]
+    lone = by_begin & (counts.warps[mine] < 2)
+    basis[lone | (of[where] == 0) & (recorded | ~counts.arrivals[mine])] = Basis.NO_ARRIVAL
+    basis = np.where(~recorded & (blind[at] != 0), blind[at], basis)
+    refuted = np.zeros(len(arrives), np.bool_)
+    refuted[events.resource[at[by_begin & (basis == Basis.TOO_LATE)]]] = True
+    basis[by_begin & refuted[events.resource[at]] & (basis <= Basis.INFERRED)] = Basis.NO_BARRIER
+    known = basis <= Basis.INFERRED
+    return _Found(np.where(known, event[where], -1), np.where(known, of[where], 0), basis)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Per group: the most rounds of a warp; whether all warps count alike; warps; whether there are arrivals."""
+
+    most: I64
+    alike: Bool
+    warps: I64
+    arrivals: Bool
+
+
+def _counted(events: _Events) -> tuple[I64, I64, _Counts]:
+    """Per event its group and its round; per group its counts."""
+    key = events.block * (int(events.resource.max()) + 1) + events.resource
+    if events.id.any():  # as dense numbers: with as many ids as spans the product would leave 64 bits below
+        key = np.unique(key * (int(events.id.max()) + 1) + events.id, return_inverse=True)[1].reshape(-1)
+    # A run is what one warp did of one kind in one group. Events are in the order of blocks, warps and sequence.
+    fine = ((key << 8) + events.warp << 1) + events.waits
+    order = np.argsort(fine, kind="stable")
+    begins = np.flatnonzero(np.append(True, np.diff(fine[order]) != 0))
+    length = np.diff(np.append(begins, len(fine)))
+    round_ = np.empty(len(fine), np.int64)
+    round_[order] = np.arange(len(fine)) - np.repeat(begins, length)
+    heads = order[begins]
+    first = np.flatnonzero(np.append(True, np.diff(key[heads]) != 0))
+    most = np.maximum.reduceat(length, first)
+    alike = np.minimum.reduceat(length, first) == most
+    warp_begins = np.append(True, (np.diff(key[heads]) != 0) | (np.diff(events.warp[heads]) != 0))
+    warps = np.add.reduceat(warp_begins.astype(np.int64), first)
+    arrivals = np.logical_or.reduceat(~events.waits[heads], first)
+    group = np.empty(len(fine), np.int64)
+    group[order] = np.repeat(np.repeat(np.arange(len(first)), np.diff(np.append(first, len(begins)))), length)
+    return group, round_, _Counts(most, alike, warps, arrivals)

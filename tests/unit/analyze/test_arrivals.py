@@ -1,0 +1,173 @@
+"""Which arrival ended a wait: numbers derived by hand from timelines of a few warps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+import warplens
+from tests.unit.render import fake
+from warplens.analyze.arrivals import Arrivals, Basis, find_arrivals
+from warplens.decode.flags import SpanFlag
+
+RECORDING = Path(__file__).parents[3] / "recordings" / "rmsnorm_528x5120_h200.wlens"
+BARRIER = [("work", "phase", ""), ("sync", "wait", "bar"), ("sync_2", "wait", "bar")]
+PIPE = [("work", "phase", ""), ("full", "wait", "full"), ("filled", "arrive", "full"), ("lost", "wait", "")]
+
+
+Row = tuple[int, int, int, int, dict[str, int]]
+
+
+def found(trace: Any) -> Arrivals:
+    return find_arrivals(trace.spans, trace.blocks, trace.launches, trace.sites)
+
+
+def trace_of(rows: list[Row], sites: list[tuple[str, str, str]]) -> Any:
+    """Spans as (warp, site, start, end, other columns), in the order of each warp's records."""
+    spans = [{"warp": w, "site": s, "start": a, "end": b, **more} for w, s, a, b, more in rows]
+    trace = fake.of_spans(spans, sites)
+    warps = trace.blocks["warps"].max()
+    return replace(trace, launches=trace.launches.with_columns(warps_per_block=pl.lit(warps, pl.UInt16)))
+
+
+def by_span(trace: Any) -> dict[tuple[int, int], tuple[str, tuple[int, int] | None]]:
+    """(warp, start) of each wait: basis, and (warp, start) of the arrival."""
+    place = list(zip(trace.spans["warp"].to_list(), trace.spans["start_ns"].to_list(), strict=True))
+    result = found(trace)
+    return {
+        place[wait]: (Basis(basis).name, None if arrival < 0 else place[arrival])
+        for wait, arrival, basis in zip(
+            result.wait.tolist(), result.arrival.tolist(), result.basis.tolist(), strict=True
+        )
+    }
+
+
+def two_rounds(**more: int) -> Any:
+    """Two warps at one barrier twice, at two sites: warp 1 comes last at 30, warp 0 at 70."""
+    rows: list[Row] = [(0, 0, 0, 10, {}), (0, 1, 10, 32, {}), (0, 0, 32, 70, {}), (0, 2, 70, 72, {})]
+    rows += [(1, 0, 0, 30, {}), (1, 1, 30, 32, more), (1, 0, 32, 50, {}), (1, 2, 50, 72, {})]
+    return trace_of(rows, BARRIER)
+
+
+def test_a_barrier_opens_when_the_last_warp_of_the_round_begins_to_wait() -> None:
+    assert by_span(two_rounds()) == {
+        (0, 10): ("INFERRED", (1, 30)),
+        (0, 70): ("INFERRED", (0, 70)),
+        (1, 30): ("INFERRED", (1, 30)),
+        (1, 50): ("INFERRED", (0, 70)),
+    }
+    assert found(two_rounds()).of.tolist() == [2, 2, 2, 2]
+
+
+def test_rounds_are_counted_in_the_order_of_records_for_each_block_and_launch_apart() -> None:
+    one = two_rounds()
+    blocks = pl.concat([one.blocks, one.blocks.with_columns(block=pl.lit(1, pl.UInt32))])
+    spans = pl.concat([one.spans, one.spans.with_columns(block=pl.lit(1, pl.UInt32))])
+    later = replace(one, spans=spans, blocks=blocks)
+    assert found(later).arrival.tolist() == [5, 3, 5, 3, 13, 11, 13, 11]
+
+
+def test_arrivals_at_a_resource_count_and_waits_there_do_not() -> None:
+    rows: list[Row] = [(0, 1, 0, 25, {}), (0, 1, 30, 55, {}), (1, 2, 20, 20, {}), (1, 2, 50, 50, {})]
+    rows += [(2, 2, 24, 24, {}), (2, 2, 40, 40, {})]
+    assert by_span(trace_of(rows, PIPE)) == {
+        (0, 0): ("INFERRED", (2, 24)),  # the later of 20 and 24
+        (0, 30): ("INFERRED", (1, 50)),  # the later of 50 and 40
+    }
+
+
+def test_the_same_id_on_both_sides_is_recorded_and_needs_no_counting() -> None:
+    rows: list[Row] = [
+        (0, 1, 0, 25, {"id": 7}),
+        (0, 1, 30, 55, {"id": 8}),
+        (1, 2, 20, 20, {"id": 7}),
+        (1, 2, 50, 50, {"id": 8}),
+    ]
+    rows += [(2, 2, 22, 22, {"id": 7, "flags": int(SpanFlag.AFTER_GAP)})]  # records are lost, and that is no matter
+    trace = trace_of(rows, PIPE)
+    assert by_span(trace) == {(0, 0): ("RECORDED", (2, 22)), (0, 30): ("RECORDED", (1, 50))}
+    assert found(trace).of.tolist() == [2, 1]
+
+
+def test_an_id_that_comes_back_leaves_the_rounds_to_counting() -> None:
+    rows: list[Row] = [
+        (0, 1, 0, 25, {"id": 0}),
+        (0, 1, 30, 55, {"id": 0}),
+        (1, 2, 20, 20, {"id": 0}),
+        (1, 2, 50, 50, {"id": 0}),
+    ]
+    assert by_span(trace_of(rows, PIPE)) == {(0, 0): ("INFERRED", (1, 20)), (0, 30): ("INFERRED", (1, 50))}
+
+
+def test_different_numbers_of_rounds_give_no_arrival() -> None:
+    rows: list[Row] = [(0, 1, 0, 25, {}), (0, 1, 30, 55, {}), (1, 2, 20, 20, {})]
+    assert set(by_span(trace_of(rows, PIPE)).values()) == {("COUNTS_DIFFER", None)}
+    uneven: list[Row] = [(0, 1, 10, 32, {}), (0, 2, 70, 72, {}), (1, 1, 30, 32, {})]
+    assert set(by_span(trace_of(uneven, BARRIER)).values()) == {("COUNTS_DIFFER", None)}
+
+
+def test_nothing_is_inferred_in_a_block_with_gaps_cut_spans_absent_warps_or_two_sms() -> None:
+    for flag in (SpanFlag.AFTER_GAP, SpanFlag.UNENDED, SpanFlag.WRAPPED):
+        assert set(by_span(two_rounds(flags=int(flag))).values()) == {("RECORDS_MISSING", None)}
+    whole = two_rounds()
+    absent = replace(whole, launches=whole.launches.with_columns(warps_per_block=pl.lit(3, pl.UInt16)))
+    assert set(by_span(absent).values()) == {("WARPS_MISSING", None)}
+    moved = replace(whole, blocks=whole.blocks.with_columns(sm_end=pl.lit(5, pl.UInt16)))
+    assert set(by_span(moved).values()) == {("RECORDS_MISSING", None)}
+
+
+def test_an_arrival_after_the_end_of_the_wait_is_none() -> None:
+    rows: list[Row] = [(0, 1, 0, 19, {"id": 7}), (1, 2, 20, 20, {"id": 7})]
+    assert by_span(trace_of(rows, PIPE)) == {(0, 0): ("TOO_LATE", None)}
+    no_barrier: list[Row] = [(0, 1, 10, 20, {}), (1, 1, 30, 32, {})]
+    assert by_span(trace_of(no_barrier, BARRIER)) == {(0, 10): ("TOO_LATE", None), (1, 30): ("NO_BARRIER", None)}
+
+
+def test_one_wait_that_ends_too_early_shows_for_all_rounds_that_a_resource_is_no_barrier() -> None:
+    rows: list[Row] = [(0, 1, 10, 40, {}), (0, 2, 50, 60, {}), (1, 1, 30, 42, {}), (1, 2, 70, 80, {})]
+    assert by_span(trace_of(rows, BARRIER)) == {
+        (0, 10): ("NO_BARRIER", None),
+        (1, 30): ("NO_BARRIER", None),
+        (0, 50): ("TOO_LATE", None),  # over at 60, when warp 1 had not come
+        (1, 70): ("NO_BARRIER", None),
+    }
+
+
+def test_a_wait_without_a_resource_or_without_an_arrival_says_which() -> None:
+    rows: list[Row] = [(0, 3, 0, 5, {}), (0, 1, 5, 9, {"id": 3}), (1, 2, 7, 7, {"id": 4})]
+    assert by_span(trace_of(rows, PIPE)) == {(0, 0): ("NO_RESOURCE", None), (0, 5): ("NO_ARRIVAL", None)}
+    alone: list[Row] = [(0, 1, 10, 20, {}), (1, 0, 0, 32, {})]
+    assert by_span(trace_of(alone, BARRIER)) == {(0, 10): ("NO_ARRIVAL", None)}
+
+
+def test_of_some_spans_alone_an_arrival_among_the_others_is_outside() -> None:
+    kept = np.array([0, 1, 1, 1, 1, 0, 1, 1], bool)  # without warp 0's first span and the wait of warp 1 at 30
+    part = found(two_rounds()).within(kept)
+    assert part.wait.tolist() == [0, 2, 5]
+    assert part.arrival.tolist() == [-1, 2, 2]
+    assert part.basis.tolist() == [Basis.OUTSIDE, Basis.INFERRED, Basis.INFERRED]
+    assert part.of.tolist() == [0, 2, 2]
+
+
+def test_a_trace_without_spans_or_without_waits_has_no_arrivals() -> None:
+    plain = fake.of_spans([{"start": 0, "end": 5}])
+    assert len(found(plain).wait) == 0
+    assert len(found(replace(plain, spans=plain.spans.clear(), blocks=plain.blocks.clear())).wait) == 0
+
+
+def test_both_barriers_of_a_real_recording_open_behind_the_last_of_20_warps() -> None:
+    trace = warplens.open(RECORDING)
+    result = found(trace)
+    assert len(result.wait) == 528 * 20 * 2
+    assert (result.basis == Basis.INFERRED).all()
+    assert (result.of == 20).all()
+    start, end = (trace.spans["start_cycles"].to_numpy(), 0)
+    end = start + trace.spans["duration_cycles"].to_numpy()
+    lag = end[result.wait] - start[result.arrival]
+    assert lag.min() >= 0
+    assert np.median(lag) < 200  # cycles from the last arrival to the end of a wait
+    assert (trace.spans["block"].to_numpy()[result.wait] == trace.spans["block"].to_numpy()[result.arrival]).all()
