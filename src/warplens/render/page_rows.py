@@ -2,8 +2,8 @@
 
 In: spans (ordered by launch, block, warp, sequence), blocks and the kinds of the sites. Out: `Rows`: lanes (a launch,
 an SM, a slot that one block at a time is resident in), rows (a lane, a warp, a level) and the spans in the order of
-rows and time. Nested and crossing ranges take levels of their own, so that no two spans of a row overlap.
-Computes in columns; only warps whose ranges cross in ways that counting cannot settle are walked span by span.
+rows and time. Nested and crossing ranges take levels of their own (page_levels.py), so that no two spans of a row
+overlap. Computes in columns.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens.render.page_levels import ROUNDING_NS, levels_of
+
 I64 = npt.NDArray[np.int64]
 
 SM_UNKNOWN: Final = -1
-MAX_LEVELS: Final = 64
-"""Deeper spans share the last level: the row would be taller than a screen."""
 PIECE: Final = 1 << 16
 """Spans worked on at a time: their columns stay in the second-level cache, and no fresh memory is touched."""
-ROUNDING_NS: Final = 2
-"""Spans that overlap by no more still share a row: begin and duration are each rounded to whole ns."""
-_BASE_KINDS: Final = ("phase", "wait")
 
 
 @dataclass(frozen=True)
@@ -86,8 +83,8 @@ def lanes_of(blocks: pl.DataFrame) -> Lanes:
             heapq.heappush(slots, heapq.heappop(running)[1])
         place[index] = heapq.heappop(slots) if slots else len(running)
         heapq.heappush(running, (stop, int(place[index])))
-    keys, of_block = np.unique(np.stack([launch, sm, place]), axis=1, return_inverse=True)
-    return Lanes(keys[0], keys[1], keys[2], of_block.reshape(-1).astype(np.int64))
+    lanes, of_block = distinct(launch, sm, place)
+    return Lanes(lanes[0], lanes[1], lanes[2], of_block)
 
 
 def tracks_of(spans: pl.DataFrame, blocks: pl.DataFrame) -> Tracks:
@@ -108,7 +105,7 @@ def rows_of(spans: pl.DataFrame, tracks: Tracks, blocks: pl.DataFrame, lanes: La
     level = np.zeros(len(first), np.int64)
     if not _apart(start_ns, duration_ns, first):
         of_span = np.repeat(track, np.diff(np.append(first, size)))
-        levels = _levels(of_span, start_ns, start_ns + duration_ns, spans["site"].to_numpy(), kinds)
+        levels = levels_of(of_span, start_ns, start_ns + duration_ns, spans["site"].to_numpy(), kinds)
         order = np.lexsort((start_ns, levels, of_span)).astype(np.int64)
         of_span, levels = of_span[order], levels[order]
         first = np.flatnonzero(_changes(of_span) | _changes(levels))
@@ -135,45 +132,22 @@ def _apart(start: I64, duration: I64, first: I64) -> bool:
     return True
 
 
-def _levels(track: I64, start: I64, end: I64, site: npt.NDArray[Any], kinds: list[str]) -> I64:
-    """The level of each span: phases and waits on 0, ranges above; as low as it can be, without overlaps."""
-    base = np.isin(np.array(kinds), _BASE_KINDS)[site]
-    level = np.zeros(len(track), np.int64)
-    above = ~base
-    level[above] = _open_before(track[above], start[above], end[above]) + int(base.any())
-    order = np.lexsort((start, level, track))
-    same = (np.diff(track[order]) == 0) & (np.diff(level[order]) == 0)
-    crossing = np.unique(track[order][1:][same & (start[order][1:] < end[order][:-1] - ROUNDING_NS)])
-    if len(crossing):
-        chosen = np.flatnonzero(np.isin(track, crossing))
-        chosen = chosen[np.lexsort((above[chosen], start[chosen], track[chosen]))]
-        level[chosen] = _lowest_free(track[chosen].tolist(), start[chosen].tolist(), end[chosen].tolist())
-    return np.minimum(level, MAX_LEVELS - 1)
+def distinct(*columns: I64) -> tuple[list[I64], I64]:
+    """The different rows of the columns in order, and of each row its place among them.
 
-
-def _open_before(track: I64, start: I64, end: I64) -> I64:
-    """How many spans of its track are open when each begins; of those that begin together the first one is below."""
-    size = len(track)
-    lasting = np.flatnonzero(end > start)
-    step = np.concatenate([(end > start).astype(np.int64), np.full(len(lasting), -1, np.int64)])
-    times = np.concatenate([start, end[lasting]])
-    begins = np.concatenate([np.ones(size, np.int64), np.zeros(len(lasting), np.int64)])
-    tracks = np.concatenate([track, track[lasting]])
-    order = np.lexsort((begins, times, tracks))
-    open_before = np.zeros(len(order), np.int64)
-    open_before[order] = np.cumsum(step[order]) - step[order]
-    return open_before[:size]
-
-
-def _lowest_free(track: list[int], start: list[int], end: list[int]) -> list[int]:
-    out, ends, current = [], list[int](), None
-    for where, begin, stop in zip(track, start, end, strict=True):
-        if where != current:
-            current, ends = where, []
-        level = next((i for i, busy in enumerate(ends) if busy <= begin + ROUNDING_NS), len(ends))
-        ends[level : level + 1] = [stop]
-        out.append(level)
-    return out
+    Sorts one number a row: numpy's own way for several columns takes many times as long. Values are small.
+    """
+    least = [int(column.min(initial=0)) for column in columns]
+    sizes = [int(column.max(initial=0)) - low + 1 for column, low in zip(columns, least, strict=True)]
+    key = np.zeros(len(columns[0]), np.int64)
+    for column, low, size in zip(columns, least, sizes, strict=True):
+        key = key * size + (column - low)
+    keys, place = np.unique(key, return_inverse=True)
+    out: list[I64] = []
+    for low, size in zip(reversed(least), reversed(sizes), strict=True):
+        out.insert(0, keys % size + low)
+        keys = keys // size
+    return out, place.reshape(-1).astype(np.int64)
 
 
 def _changes(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
