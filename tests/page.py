@@ -98,6 +98,26 @@ def _segment(
     return out
 
 
+def arrows_of(facts: dict[str, Any], streams: list[bytes]) -> list[tuple[int, int, int, int]]:
+    """Of each wait in the order of the page: its place, its arrival's (-1 for none), of how many, basis."""
+    c = {name: numbers_of(column, streams) for name, column in facts["columns"].items()}
+    first, lane_first, row_of, segment, at = list[int](), dict[int, int](), list[int](), 0, 0
+    for row, segments in enumerate(c["row_segments"]):
+        lane_first.setdefault(c["row_lane"][row], row)
+        first.append(at)
+        size = sum(c["segment_spans"][segment : segment + segments])
+        row_of += [row] * size
+        segment, at = segment + segments, at + size
+    waits = [i for i, site in enumerate(c["site"]) if facts["sites"][site]["waits"]]
+    out = []
+    for k, i in enumerate(waits):
+        target = lane_first[c["row_lane"][row_of[i]]] + c["arrow_row"][k]
+        place = first[target] + i - first[row_of[i]] + c["arrow_place"][k]
+        of = c["arrow_of"][k]
+        out.append((i, place if of else -1, of, c["arrow_basis"][k]))
+    return out
+
+
 def unpacked(text: str) -> bytes:
     return zlib.decompress(base64.b64decode(text, validate=True))
 

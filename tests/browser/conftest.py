@@ -34,8 +34,10 @@ def opened(chromium: Any, tmp_path: Path) -> Iterator[Open]:
     requests: list[str] = []
     tabs = []
 
-    def show(trace: Any, *, hash_: str = "", width: int = 1280, height: int = 900, dark: bool = False) -> Any:
-        path = report(trace, tmp_path / "page.html").path
+    def show(
+        trace: Any, *, hash_: str = "", width: int = 1280, height: int = 900, dark: bool = False, **options: Any
+    ) -> Any:
+        path = report(trace, tmp_path / "page.html", **options).path
         tab = chromium.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
         tab.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
         tab.on("pageerror", lambda e: errors.append(str(e)))

@@ -15,6 +15,9 @@ const { pyramidOf } = await load("pyramid.js");
 const { Layout } = await load("rows.js");
 const { View } = await load("view.js");
 const { neighbour, nextSlowest, spreadOf } = await load("steps.js");
+const { passingOf } = await load("timeline.js");
+const { warpsOf } = await load("tables.js");
+const { headAt } = await load("arrows.js");
 const { sharesOf } = await load("overview.js");
 const format = await load("format.js");
 const { mixed, pixel } = await load("theme.js");
@@ -120,6 +123,59 @@ test("a group of spans takes the site that most of its time is in", () => {
   assert.deepEqual([...levels[0].site], [1, 3, 0]); // 11 of site 1, 9 of site 2; then a group of one; then the other row
   assert.deepEqual([...levels[1].site], [1, 0]);
   assert.equal(levels.length, 2);
+});
+
+test("a group of spans of which none passes has no site, and those that do not pass have no weight", () => {
+  const rows = [[[0, 10, 1], [10, 13, 2], [13, 14, 3], [14, 20, 2], [20, 21, 3], [21, 30, 1]]];
+  const levels = pyramidOf(small(rows), Uint8Array.of(0, 0, 1, 0, 0, 0));
+  assert.deepEqual([...levels[0].site], [3, 4]); // of four sites: 4 is none
+  assert.deepEqual([...levels[1].site], [3]);
+});
+
+test("spans pass by their payload, and those without one do not", () => {
+  const model = { payload: Uint32Array.of(3, 0, 4_000_000_000, 7), payloadValid: Uint8Array.of(1, 0, 1, 1), size: 4 };
+  assert.deepEqual([...passingOf(model, format.rangesOf("0-3,4000000000"))], [1, 0, 1, 0]);
+  assert.deepEqual([...passingOf(model, format.rangesOf("0x7"))], [0, 0, 0, 1]);
+  assert.deepEqual([...passingOf({ ...model, payload: null }, () => true)], [0, 0, 0, 0]);
+});
+
+test("the head of an arrow is hit within a few pixels, the nearest of several", () => {
+  const heads = [{ x: 10, y: 10, span: 4 }, { x: 14, y: 10, span: 5 }];
+  assert.equal(headAt(heads, 13, 10), 5);
+  assert.equal(headAt(heads, 9, 11), 4);
+  assert.equal(headAt(heads, 30, 10), -1);
+});
+
+test("every wait of the recording has its arrival in its own block, at or before its end", async () => {
+  const model = await opened("recording.html");
+  let waits = 0;
+  for (let i = 0; i < model.size; i++) {
+    const told = model.arrivals.of(i);
+    assert.equal(told !== null, [3, 5].includes(model.site[i]));
+    if (!told) continue;
+    waits++;
+    assert.deepEqual([told.basis, told.of], ["INFERRED", 20]);
+    const [wait, arrival] = [model.span(i), model.span(told.arrival)];
+    assert.equal(wait.blockRow, arrival.blockRow);
+    assert.equal(wait.site, arrival.site);
+    assert.ok(arrival.startCycles >= wait.startCycles);
+    assert.ok(arrival.startCycles <= wait.startCycles + BigInt(wait.durationCycles));
+  }
+  assert.equal(waits, model.size / 4);
+});
+
+test("a stretch of a row counts the spans that lie in it in part", () => {
+  const model = small([[[0, 10, 1], [10, 20, 2], [25, 30, 1], [30, 30, 3]], [[0, 5, 0]]]);
+  const count = (from, to) => Model.prototype.countBetween.call(model, 0, from, to);
+  assert.deepEqual([count(5, 6), count(9, 11), count(20, 25), count(10, 26), count(0, 100), count(30, 31)], [1, 2, 0, 2, 4, 1]);
+});
+
+test("the label of a role becomes its warps, also where it is cut short", () => {
+  const roles = { 0: "w0", 1: "w1,3,5,…", 3: "w1,3,5,…", 5: "w1,3,5,…", 7: "w1,3,5,…" };
+  assert.equal(warpsOf({ roles }, "w1-19"), "1-19");
+  assert.equal(warpsOf({ roles }, "w1,3,5,…"), "1,3,5,7");
+  assert.equal(warpsOf({ roles }, "w0,2,4,…"), "");
+  assert.equal(warpsOf({ roles }, "all"), "");
 });
 
 test("rows stand where they are looked for, at every height", () => {

@@ -18,6 +18,7 @@ from tests import synthesis
 from tests.page import COLUMNS
 from tests.unit.render import fake
 from warplens.render.report import PAGE, report
+from warplens.render.selection import Selection
 from warplens.trace import Trace
 
 pytestmark = pytest.mark.browser
@@ -54,7 +55,7 @@ def test_modules_pass_their_tests_in_node(tmp_path: Path) -> None:
         "far": (far(fake.rmsnorm(blocks=2, sms=1, warps=2, resident=1), 1 << 34), None),
     }
     for name, (trace, blocks) in cases.items():
-        report(trace, tmp_path / f"{name}.html", blocks=blocks)
+        report(trace, tmp_path / f"{name}.html", selection=Selection(blocks=blocks))
         spans = trace.spans.select(COLUMNS)
         if blocks is not None:
             spans = spans.filter(pl.col("block").is_in(blocks))

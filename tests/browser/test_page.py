@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 
 import warplens
-from tests import page as pages
 from tests import synthesis
 from tests.browser.conftest import Open
+from tests.browser.driving import choose, fields, middle, place_of, span, view
 from tests.unit.render import fake
-from warplens.render.report import report
 from warplens.trace import Trace
 
 pytestmark = pytest.mark.browser
@@ -27,43 +24,6 @@ SITES = ["load_sumsq", "warp_reduce", "block_reduce", "barrier", "cross_reduce",
 @pytest.fixture(scope="module", params=["rmsnorm_432x5120_h200.wlens", "rmsnorm_528x5120_h200.wlens"])
 def trace(request: pytest.FixtureRequest) -> Trace:
     return warplens.open(RECORDINGS / request.param)
-
-
-def view(tab: Any) -> dict[str, Any]:
-    state = "({from, to, y, rowHeight, selected, site}) => ({from, to, y, rowHeight, selected, site})"
-    return dict(tab.evaluate(f"({state})(warplens.view)"))
-
-
-def span(tab: Any, index: int) -> dict[str, Any]:
-    names = "({block, warp, sequence, site, durationCycles, durationNs, startNs, startCycles, sm})"
-    values = names.replace("startNs, startCycles", "startNs: String(startNs), startCycles: String(startCycles)")
-    return dict(tab.evaluate(f"i => ({names} => {values})(warplens.model.span(i))", index))
-
-
-def place_of(tab: Any, index: int) -> tuple[float, float]:
-    """The middle of a span on the screen, in a window that shows it."""
-    tab.evaluate("i => warplens.bring(i, true)", index)
-    x, y = tab.evaluate(
-        """i => {
-          const { view, model, layout, width } = warplens;
-          const box = document.getElementById("stage").getBoundingClientRect();
-          const at = (model.start[i] + model.end[i]) / 2 - view.from;
-          const top = layout.topOf(model.rowOf(i)) - view.y;
-          return [box.left + (at / view.span) * width, box.top + top + layout.rowHeight / 2];
-        }""",
-        index,
-    )
-    return x, y
-
-
-def middle(tab: Any) -> tuple[float, float]:
-    box = tab.locator("#stage").bounding_box()
-    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-
-def fields(tab: Any) -> dict[str, str]:
-    terms, values = (tab.locator(f"#span-fields {tag}").all_inner_texts() for tag in ("dt", "dd"))
-    return dict(zip(terms, values, strict=True))
 
 
 def test_trust_phases_and_problems_stand_in_real_tables(opened: Open, trace: Trace) -> None:
@@ -295,6 +255,18 @@ def test_filters_by_sm_block_and_warp_leave_their_rows(opened: Open, trace: Trac
     assert not tab.locator("#empty").is_visible()
 
 
+def test_a_role_of_the_phase_table_shows_its_warps_alone(opened: Open, trace: Trace) -> None:
+    tab = opened(trace)
+    role = tab.locator("table.phases tr.part td button").first
+    assert role.inner_text() == "w0"
+    role.click()
+    assert tab.input_value("#filter-warp") == "0"
+    assert set(tab.evaluate("warplens.layout.row.map(r => warplens.model.rows.warp[r])")) == {0}
+    assert view(tab)["site"] is None
+    role.click()
+    assert tab.input_value("#filter-warp") == ""
+
+
 def test_the_url_holds_the_view(opened: Open, trace: Trace) -> None:
     tab = opened(trace)
     tab.click("button[data-choose='3']")
@@ -375,7 +347,7 @@ def test_nested_ranges_and_payloads_are_shown(opened: Open) -> None:
     trace = Trace.from_recording(synthesis.nested_recording(blocks=2, warps=4, iterations=3, distinct=3))
     tab = opened(trace)
     index = tab.evaluate("warplens.model.payloadValid.findIndex(v => v)")
-    tab.evaluate("i => { warplens.view.selected = i; warplens.view.changed('select'); }", index)
+    choose(tab, index)
     payload = tab.evaluate("i => warplens.model.span(i).payload", index)
     assert fields(tab)["payload"] == f"{payload} (0x{payload:x})"
     assert max(tab.evaluate("[...warplens.model.rows.level]")) >= 1
@@ -394,52 +366,3 @@ def test_brackets_and_the_list_go_from_launch_to_launch(opened: Open) -> None:
     assert tab.input_value("#launch") == "0"
     tab.select_option("#launch", "all")
     assert tab.evaluate("warplens.layout.heads.map(h => h[1])") == [0, 1, 2]
-
-
-def test_names_of_strangers_are_text(opened: Open) -> None:
-    trace = fake.renamed(fake.rmsnorm(blocks=2, sms=1, warps=2, resident=1), pages.HOSTILE)
-    trace = replace(trace, note=pages.HOSTILE[1], sources={"rmsnorm.cu": "\n" * 12 + pages.HOSTILE[0]})
-    trace = replace(trace, launches=trace.launches.with_columns(kernel=pl.lit(pages.HOSTILE[0])))
-    tab = opened(trace)
-    for index in range(8):
-        tab.evaluate("i => { warplens.view.selected = i; warplens.view.changed('select'); }", index)
-    tab.keyboard.press("+")
-    tab.wait_for_timeout(200)
-    assert tab.title() == "trace - warplens"
-    assert tab.locator("table.phases th bdi").first.inner_text() == pages.HOSTILE[0]
-    assert tab.locator("img").count() == 0
-    assert tab.evaluate("document.scripts.length") == 1
-    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_markup_cannot_be_made_from_text_on_the_page(chromium: Any, tmp_path: Path) -> None:
-    path = report(fake.rmsnorm(blocks=1, sms=1, warps=1, resident=1), tmp_path / "page.html").path
-    tab = chromium.new_page()
-    tab.goto(path.as_uri())
-    refused = tab.evaluate("() => { try { document.body.innerHTML = '<p>'; } catch (e) { return e.name; } }")
-    tab.close()
-    assert refused == "TypeError"
-
-
-@pytest.mark.parametrize("shape", ["no span", "one span", "no cycles", "far"])
-def test_odd_traces_are_drawn(opened: Open, shape: str) -> None:
-    trace = fake.rmsnorm(blocks=1, sms=1, warps=1, resident=1)
-    if shape == "no span":
-        trace = replace(trace, spans=trace.spans.clear(), blocks=trace.blocks.clear())
-    elif shape == "one span":
-        trace = replace(trace, spans=trace.spans.head(1))
-    elif shape == "no cycles":
-        zero = pl.lit(0, pl.Int64)
-        trace = replace(trace, spans=trace.spans.with_columns(duration_cycles=zero, duration_ns=zero))
-    else:
-        later = pl.col("start_ns") + (1 << 61)
-        ends = pl.col("start_ns", "end_ns") + (1 << 61)
-        trace = replace(trace, spans=trace.spans.with_columns(later), blocks=trace.blocks.with_columns(ends))
-    tab = opened(trace)
-    for key in ("w", "d", "f", "n", "l", "ArrowRight", "Enter", "m", "f", "+", "Escape"):
-        tab.locator("#stage").focus()
-        tab.keyboard.press(key)
-    assert tab.locator("#empty").is_visible() == (shape == "no span")
-    if shape == "far":
-        tab.evaluate("warplens.view.selected = 0; warplens.view.changed('select')")
-        assert fields(tab)["start"] == f"{trace.spans['start_ns'][0]:,} ns"

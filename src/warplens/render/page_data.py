@@ -1,27 +1,28 @@
 """What a page knows of a trace: tables as JSON-able facts, spans and blocks as packed columns.
 
-In: a Trace and which launch and blocks of it. Out: `PageData`. Times are ns from `origin_ns`, cycles from the first
+In: a Trace and which part of it. Out: `PageData`. Times are ns from `origin_ns`, cycles from the first
 of their SM in the launch; both come out of the page exactly as they stand in the trace (a test compares them).
 Must not write files or know HTML.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.analyze.arrivals import Basis, find_arrivals
 from warplens.decode.flags import SpanFlag
-from warplens.errors import UsageError
 from warplens.render.colors import WAITING_KINDS, ink_on, site_colors
 from warplens.render.escape import visible, visible_tree
+from warplens.render.page_arrows import pack_arrows
 from warplens.render.page_pack import Packer
+from warplens.render.page_part import part_of
 from warplens.render.page_times import pack_spans
 from warplens.render.phases import launch_groups, phase_table
-from warplens.render.pick import number_ranges, pick_launch
+from warplens.render.selection import Selection
 from warplens.render.trust import trust_lines
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 MAX_SPANS: Final = 12_000_000
 """More than the 10^7 that a page is measured to carry; beyond, blocks are sampled and the page says so."""
 MAX_PROBLEMS: Final = 5000
+MAX_AUDIT: Final = 5000
 MAX_NAME: Final = 20_000
 MAX_SOURCE_CHARACTERS: Final = 1 << 20
 
@@ -46,22 +48,23 @@ class PageData:
     sampled: str
 
 
-def page_data(
-    trace: Trace, *, launch: int | None = None, blocks: Sequence[int] | None = None, max_spans: int = MAX_SPANS
-) -> PageData:
-    """The data of a page over the whole trace, one launch, or some blocks.
+def page_data(trace: Trace, *, selection: Selection | None = None, max_spans: int = MAX_SPANS) -> PageData:
+    """The data of a page over the whole trace, or what `selection` leaves of it.
 
-    Raises UsageError for a launch or blocks that the trace does not hold.
+    Raises UsageError for what the trace does not hold, and where a block alone has more than `max_spans` spans.
     """
-    if launch is not None:
-        pick_launch(trace, launch)
-    spans, rows, held, sampled = _chosen(trace, launch, blocks, max_spans)
+    selection = selection or Selection()
+    part = part_of(trace, selection, max_spans)
+    spans, blocks = part.spans, part.blocks
     packer = Packer()
-    origin_ns, extent_ns = _extent(spans, rows)
+    origin_ns, extent_ns = _extent(spans, blocks)
     kinds = trace.sites["kind"].to_list()
     with ThreadPoolExecutor(1) as pool:  # the phase table is Polars' work, packing numpy's: neither holds the lock
-        told = pool.submit(_facts, trace, launch)
-        clocks = pack_spans(packer, spans, rows, kinds, origin_ns)
+        told = pool.submit(_facts, trace, selection.launch)
+        clocks, rows = pack_spans(packer, spans, blocks, kinds, origin_ns)
+        arrivals = find_arrivals(part.whole, blocks, trace.launches, trace.sites)
+        arrivals = arrivals if part.kept is None else arrivals.within(part.kept)
+        pack_arrows(packer, arrivals, spans, blocks, rows)
         facts = told.result()
     facts |= {
         "origin_ns": str(trace.origin_ns + origin_ns),
@@ -69,11 +72,11 @@ def page_data(
         "extent_ns": extent_ns,
         "clocks": clocks,
         "spans": len(spans),
-        "held": held,
-        "sampled": sampled,
-        "window": _window(launch, blocks),
+        "held": part.held,
+        "sampled": part.sampled,
+        "window": part.window,
     }
-    return PageData(facts, packer.columns, packer.streams(), len(spans), held, sampled)
+    return PageData(facts, packer.columns, packer.streams(), len(spans), part.held, part.sampled)
 
 
 def _extent(spans: pl.DataFrame, blocks: pl.DataFrame) -> tuple[int, int]:
@@ -87,50 +90,6 @@ def _extent(spans: pl.DataFrame, blocks: pl.DataFrame) -> tuple[int, int]:
         first.append(int(blocks["start_ns"].to_numpy().min()))
         last.append(int(blocks["end_ns"].to_numpy().max()))
     return (min(first), max(last) - min(first)) if first else (0, 0)
-
-
-def _window(launch: int | None, blocks: Sequence[int] | None) -> str:
-    parts = [] if launch is None else [f"launch {launch}"]
-    parts += [] if blocks is None else [f"blocks {number_ranges(sorted(set(blocks)), limit=12)}"]
-    return ", ".join(parts)
-
-
-def _chosen(
-    trace: Trace, launch: int | None, wanted: Sequence[int] | None, max_spans: int
-) -> tuple[pl.DataFrame, pl.DataFrame, int, str]:
-    """Spans and their blocks (sorted by launch and block), how many spans there were, and what was left out."""
-    spans, blocks = trace.spans, trace.blocks.sort("launch", "block")
-    if launch is not None and trace.launches.height > 1:
-        spans, blocks = (frame.filter(pl.col("launch") == launch) for frame in (spans, blocks))
-    if wanted is not None:
-        known = set(blocks["block"].unique().to_list())
-        unknown = sorted(set(wanted) - known)
-        if unknown:
-            there = number_ranges(sorted(known), limit=6) or "none"
-            raise UsageError(f"blocks {number_ranges(unknown)} were not recorded: there are {there}")
-        chosen = pl.Series(sorted(set(wanted)), dtype=pl.UInt32).implode()
-        spans, blocks = (frame.filter(pl.col("block").is_in(chosen)) for frame in (spans, blocks))
-    if len(spans) <= max_spans:
-        return spans, blocks, len(spans), ""
-    return _sampled(spans, blocks, max_spans)
-
-
-def _sampled(spans: pl.DataFrame, blocks: pl.DataFrame, max_spans: int) -> tuple[pl.DataFrame, pl.DataFrame, int, str]:
-    """Whole blocks, evenly taken by their index, until the page can carry them."""
-    held = len(spans)
-    counts = spans.group_by("block").agg(pl.len().alias("n")).sort("block")
-    every = -(-held // max_spans)
-    while (kept := counts.gather_every(every))["n"].sum() > max_spans:
-        if kept.height == 1:
-            raise UsageError(
-                f"block {kept['block'][0]} alone has {kept['n'][0]:,} spans and a page carries {max_spans:,}: "
-                "choose a launch, or record fewer iterations"
-            )
-        every += 1
-    chosen = kept["block"].implode()
-    spans, blocks = (frame.filter(pl.col("block").is_in(chosen)) for frame in (spans, blocks))
-    text = f"sampled: {len(spans):,} of {held:,} spans, one block in {every}"
-    return spans, blocks, held, f"{text}; --launch and --blocks choose a part that is shown whole"
 
 
 def _facts(trace: Trace, launch: int | None) -> dict[str, Any]:
@@ -158,13 +117,21 @@ def _facts(trace: Trace, launch: int | None) -> dict[str, Any]:
         "groups": _groups(trace, launch),
         "problems": [_plain(row) for row in problems.head(MAX_PROBLEMS).to_dicts()],
         "problem_rows": problems.height,
+        "audit": [_plain(row) for row in _worst_first(trace.audit).head(MAX_AUDIT).to_dicts()],
+        "audit_rows": trace.audit.height,
         "flags": {flag.name: flag.value for flag in SpanFlag},
+        "bases": {basis.name: basis.value for basis in Basis},
         "sources": {
             visible(name, limit=MAX_NAME): [visible(line, limit=2000) for line in text.expandtabs(4).splitlines()]
             for name, text in trace.sources.items()
             if name in files and len(text) <= MAX_SOURCE_CHARACTERS
         },
     }
+
+
+def _worst_first(audit: pl.DataFrame) -> pl.DataFrame:
+    rank = pl.col("severity").replace_strict({"warning": 0, "note": 1}, default=2, return_dtype=pl.Int8).fill_null(2)
+    return audit.sort(rank, maintain_order=True)
 
 
 def _groups(trace: Trace, launch: int | None) -> list[dict[str, Any]]:

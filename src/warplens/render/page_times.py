@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.render.page_pack import Packer
-from warplens.render.page_rows import PIECE, SM_UNKNOWN, Rows, Tracks, lanes_of, ranges, rows_of, tracks_of
+from warplens.render.page_rows import PIECE, SM_UNKNOWN, Rows, Tracks, distinct, lanes_of, ranges, rows_of, tracks_of
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -30,8 +30,8 @@ _NARROW: Final = (np.int8, np.int16, np.int32, np.int64)
 
 def pack_spans(
     packer: Packer, spans: pl.DataFrame, blocks: pl.DataFrame, kinds: list[str], origin_ns: int
-) -> list[dict[str, Any]]:
-    """Adds all columns of blocks, rows and spans; returns the clock line of each launch and SM."""
+) -> tuple[list[dict[str, Any]], Rows]:
+    """Adds all columns of blocks, rows and spans; returns the clock line of each launch and SM, and the rows."""
     tracks = tracks_of(spans, blocks)
     lanes = lanes_of(blocks)
     rows = rows_of(spans, tracks, blocks, lanes, kinds)
@@ -56,10 +56,11 @@ def pack_spans(
     }.items():
         packer.add(name, values)
     _Spans(spans, rows, base, since, origin_ns).pack(packer, lines[3][clock], lines[4][clock])
-    return [
+    clocks = [
         {"launch": int(a), "sm": int(b), "base_cycles": str(c), "offset_ns": float(d), "ns_per_cycle": float(e)}
         for a, b, c, d, e in zip(*lines, strict=True)
     ]
+    return clocks, rows
 
 
 class _Spans:
@@ -75,9 +76,22 @@ class _Spans:
                 self.columns[name] = spans[name].fill_null(0).to_numpy()
                 self.columns[f"{name}_valid"] = spans[name].is_not_null().to_numpy().view(np.uint8)
                 self.plain += [name, f"{name}_valid"]
+        if "corrected_ns" in spans.columns and spans["corrected_ns"].null_count() < len(spans):
+            self._add_corrected(spans)
         self.sites = int(self.columns["site"].max(initial=0)) + 1
         if self.sites <= 256:
             self.columns["site"] = self.columns["site"].astype(np.uint8)
+
+    def _add_corrected(self, spans: pl.DataFrame) -> None:
+        """Corrected durations as what they differ by from the raw ones, which is little."""
+        corrected = spans["corrected_ns"]
+        within = spans["corrected_uncertainty_ns"].fill_null(0).cast(pl.Float64).ceil()
+        self.columns |= {
+            "corrected": (corrected.cast(pl.Int64) - spans["duration_ns"]).fill_null(0).to_numpy(),
+            "corrected_valid": corrected.is_not_null().to_numpy().view(np.uint8),
+            "corrected_uncertainty": within.cast(pl.Int64).to_numpy(),
+        }
+        self.plain += ["corrected", "corrected_valid", "corrected_uncertainty"]
 
     def pack(self, packer: Packer, offset_ns: F64, ns_per_cycle: F64) -> None:
         """Adds a column of each name; `offset_ns` and `ns_per_cycle` are those of each block's line."""
@@ -170,9 +184,8 @@ def _clock_lines(
     """A straight line for each launch and SM through its first and last span; line and cycles since its base of each
     block. It need not be the decoder's: what it misses is packed beside it."""
     sm = blocks["sm_end"].fill_null(blocks["sm_begin"]).cast(pl.Int64).fill_null(SM_UNKNOWN).to_numpy()
-    key, line = np.unique(np.stack([blocks["launch"].to_numpy().astype(np.int64), sm]), axis=1, return_inverse=True)
-    line = line.reshape(-1).astype(np.int64)
-    count = key.shape[1]
+    key, line = distinct(blocks["launch"].to_numpy().astype(np.int64), sm)
+    count = len(key[0])
     lowest, ns_at, rate = np.zeros(count, np.int64), np.zeros(count), np.full(count, _ANY_RATE)
     if len(spans):
         track = _first_of_blocks(tracks)

@@ -14,14 +14,14 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
 from warplens.render.escape import visible
-from warplens.render.page_data import page_data
+from warplens.render.page_data import MAX_SPANS, page_data
+from warplens.render.selection import Selection
 from warplens.trace.whole import whole_file
 
 if TYPE_CHECKING:
@@ -44,17 +44,17 @@ class Report:
     sampled: str
 
 
-def report(trace: Trace, path: str | Path, *, launch: int | None = None, blocks: Sequence[int] | None = None) -> Report:
+def report(trace: Trace, path: str | Path, *, selection: Selection | None = None, max_spans: int = MAX_SPANS) -> Report:
     """Write a page that shows `trace` in a browser to `path` (`.html`): one file, offline.
 
-    `launch` and `blocks` (linear indices) choose a part of it. A page carries 12 million spans; of more, one block in
-    so many is shown, and `Report.sampled` and the page say so. Raises UsageError for another suffix, or a launch or
-    blocks that the trace does not hold, FileError when `path` cannot be written.
+    `selection` chooses a part of it. A page carries 12 million spans, or `max_spans`; of more, one block in so many is
+    shown, and `Report.sampled` and the page say so. Raises UsageError for another suffix, for a part that the trace
+    does not hold and for a block with more spans than that, FileError when `path` cannot be written.
     """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise UsageError(f"a report is a page: the name {visible(target.name)!r} must end in {' or '.join(SUFFIXES)}")
-    data = page_data(trace, launch=launch, blocks=blocks)
+    data = page_data(trace, selection=selection, max_spans=max_spans)
     source = getattr(trace, "path", None)
     name = source.name if source is not None else "trace"
     facts = data.facts | {"file": visible(name, limit=400), "columns": data.columns}

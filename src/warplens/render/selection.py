@@ -1,4 +1,4 @@
-"""The part of a trace that an export holds.
+"""The part of a trace that an export or a page holds.
 
 In: a Trace and a `Selection`. Out: its launches, blocks and spans as Polars tables, rows in the trace's order.
 Spans are kept whole or left out, never cut. Refuses launches, SMs and blocks that the trace does not hold.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which launches, SMs, blocks and times an export holds; by default all.
+    """Which launches, SMs, blocks and times an export or a page holds; by default all.
 
     `sms` and `blocks` are numbers, `launch` is one launch. `from_ns` and `to_ns` count from the trace's origin: a span
     or block is kept, whole, when it lies in that window at least in part. `min_duration_ns` leaves out shorter spans,
@@ -62,13 +62,16 @@ def choose(trace: Trace, selection: Selection) -> Chosen:
         spans = spans.join(kept, on=["launch", "block"], how="semi", maintain_order="left")
     window = _window(selection, pl.col("start_ns"), pl.col("end_ns"))
     blocks, launches = blocks.filter(window), launches.filter(window)
-    spans = spans.filter(
-        _window(selection, pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")),
-        pl.col("duration_ns") >= selection.min_duration_ns,
-    )
+    spans = spans.filter(spans_in_window(selection))
     if spans.is_empty() and not trace.spans.is_empty():
-        raise UsageError(f"no span is left to export: {_where(trace)}")
+        raise UsageError(f"no span is left: {_where(trace)}")
     return Chosen(launches, blocks, spans)
+
+
+def spans_in_window(selection: Selection) -> pl.Expr:
+    """A condition on rows of spans: those of its blocks that `selection` keeps by their times."""
+    window = _window(selection, pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns"))
+    return window & (pl.col("duration_ns") >= selection.min_duration_ns)
 
 
 def _held(blocks: pl.DataFrame, column: str, wanted: Collection[int] | None, noun: str) -> pl.Expr:

@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests import synthesis
+from tests.page import facts_and_streams
 from warplens import errors
 from warplens.cli import main
 from warplens.cli.app import COMMANDS
 from warplens.cli.exits import exit_of
-from warplens.render.page_data import page_data
 from warplens.trace import Trace
 
 
@@ -339,23 +339,32 @@ def test_report_writes_one_page_and_says_where(good: Path, tmp_path: Path, monke
 def test_report_of_a_launch_and_blocks_is_smaller(good: Path, tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.html", tmp_path / "part.html"
     assert run("report", good, "-o", whole).exit_code == 0
-    assert run("report", good, "-o", part, "--launch", 1, "--blocks", "0,2-3").exit_code == 0
+    assert run("report", good, "-o", part, "--launch", 1, "--block", "0,2-3").exit_code == 0
     assert part.stat().st_size < whole.stat().st_size
+
+
+def test_report_of_sms_and_a_time_holds_what_an_export_of_them_holds(good: Path, tmp_path: Path) -> None:
+    chosen = ("--sm", 1, "--from", 1000, "--to", 4000, "--min-duration", 100)
+    assert run("report", good, "-o", tmp_path / "page.html", *chosen).exit_code == 0
+    assert run("export", good, "-t", "csv", "-o", tmp_path / "spans.csv", *chosen).exit_code == 0
+    facts, _ = facts_and_streams((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert facts["spans"] == len((tmp_path / "spans.csv").read_text(encoding="utf-8").splitlines()) - 1 > 0
+    assert facts["window"] == "SMs 1, from 1,000 ns, to 4,000 ns, spans of 100 ns or longer"
+    result = run("report", good, "-o", tmp_path / "none.html", "--from", 10**12)
+    assert (result.exit_code, (tmp_path / "none.html").exists()) == (2, False)
+    assert "no span is left: the trace has" in result.stderr
 
 
 @pytest.mark.parametrize("blocks", ["", "a", "3-1", "1,,2", "-1", "0-99999999", "1-2-3"])
 def test_report_refuses_blocks_that_are_no_list(good: Path, tmp_path: Path, blocks: str) -> None:
-    result = run("report", good, "-o", tmp_path / "x.html", "--blocks", blocks)
+    result = run("report", good, "-o", tmp_path / "x.html", "--block", blocks)
     assert result.exit_code == 2
-    assert "blocks" in result.stderr
+    assert "--block" in result.stderr
     assert not (tmp_path / "x.html").exists()
 
 
-def test_report_says_on_stderr_that_it_sampled(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from warplens.render import report as module
-
-    monkeypatch.setattr(module, "page_data", lambda *a, **k: page_data(*a, **k, max_spans=200))
-    result = run("report", good, "-o", tmp_path / "x.html")
+def test_report_says_on_stderr_that_it_sampled(good: Path, tmp_path: Path) -> None:
+    result = run("report", good, "-o", tmp_path / "x.html", "--max-spans", 200)
     assert result.exit_code == 0
     assert result.stderr.startswith("sampled: ")
 

@@ -20,7 +20,9 @@ from tests.unit.render import fake
 from warplens.errors import FileError, UsageError
 from warplens.render import report as module
 from warplens.render.page_data import page_data
+from warplens.render.page_rows import distinct
 from warplens.render.report import bundle, report
+from warplens.render.selection import Selection
 from warplens.trace import Trace
 
 RECORDING = Path(__file__).parents[3] / "recordings" / "rmsnorm_432x5120_h200.wlens"
@@ -39,7 +41,7 @@ def held(trace: Any) -> pl.DataFrame:
     return spans.select(pl.col(c).cast(pl.Int64) for c in pages.COLUMNS).sort(*pages.KEYS, "start_ns")
 
 
-def with_spans(trace: Any, *expressions: pl.Expr, **named: pl.Expr) -> Any:
+def with_spans(trace: Any, *expressions: pl.Expr, **named: pl.Expr | pl.Series) -> Any:
     return replace(trace, spans=trace.spans.with_columns(*expressions, **named))
 
 
@@ -51,7 +53,7 @@ def empty() -> Any:
 def test_the_page_holds_every_field_of_every_span_of_a_real_recording(tmp_path: Path) -> None:
     trace = warplens.open(RECORDING)
     blocks = [0, 7, 396, 431]
-    page = written(trace, tmp_path, blocks=blocks)
+    page = written(trace, tmp_path, selection=Selection(blocks=blocks))
     assert shown(page).equals(held(trace).filter(pl.col("block").is_in(blocks)))
 
 
@@ -122,13 +124,12 @@ def test_nested_ranges_take_levels_of_their_own_above_the_phases(tmp_path: Path)
     assert kinds == [{"phase", "wait"}, {"range"}, {"range"}, {"range"}, {"mark"}]
 
 
-def test_crossing_ranges_take_the_lowest_levels_that_are_free() -> None:
-    from warplens.render.page_rows import _levels
-
-    start, end = np.array([0, 2, 5, 12, 30]), np.array([10, 14, 20, 40, 35])
-    levels = _levels(np.zeros(5, np.int64), start, end, np.zeros(5, np.uint16), ["range"])
-    # 0-10, 2-14 and 5-20 cross each other; 12-40 finds the first level free again, 30-35 the second
-    assert levels.tolist() == [0, 1, 2, 0, 1]
+def test_different_rows_of_columns_come_in_order_and_say_where_each_row_is() -> None:
+    columns, place = distinct(np.array([2, 0, 2, 0]), np.array([-1, 131, -1, 5]))
+    assert [c.tolist() for c in columns] == [[0, 0, 2], [5, 131, -1]]
+    assert place.tolist() == [2, 1, 2, 0]
+    columns, place = distinct(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    assert [len(c) for c in (*columns, place)] == [0, 0, 0]
 
 
 def test_blocks_of_a_lane_are_resident_one_after_the_other() -> None:
@@ -187,7 +188,7 @@ def test_the_policy_names_the_one_script_and_the_one_style_and_forbids_all_else(
 
 
 def test_the_page_asks_for_nothing_from_a_network(tmp_path: Path) -> None:
-    page = written(warplens.open(RECORDING), tmp_path, blocks=[0])
+    page = written(warplens.open(RECORDING), tmp_path, selection=Selection(blocks=[0]))
     code = re.sub(r"<script type=\"text/plain\".*?</script>", "", page)
     assert re.findall(r"https?:|\bsrc=|\bhref=|@import|url\(|\bfetch\(|XMLHttpRequest|WebSocket|import\(", code) == []
     assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", code) == []
@@ -217,14 +218,86 @@ def test_colours_are_those_of_the_pictures(tmp_path: Path) -> None:
 
 def test_a_launch_and_blocks_choose_a_part(tmp_path: Path) -> None:
     trace = fake.rmsnorm(blocks=6, sms=2, warps=2, resident=1, launches=2)
-    one = shown(written(trace, tmp_path, launch=1, blocks=[2, 5]))
+    one = shown(written(trace, tmp_path, selection=Selection(launch=1, blocks=[2, 5])))
     assert one["launch"].unique().to_list() == [1]
     assert one["block"].unique().sort().to_list() == [2, 5]
     with pytest.raises(UsageError, match="no launch 7"):
-        report(trace, tmp_path / "x.html", launch=7)
-    with pytest.raises(UsageError, match=r"blocks 9 were not recorded: there are 0-5"):
-        report(trace, tmp_path / "x.html", blocks=[1, 9])
+        report(trace, tmp_path / "x.html", selection=Selection(launch=7))
+    with pytest.raises(UsageError, match=r"block 9 was not recorded: there are 0-5"):
+        report(trace, tmp_path / "x.html", selection=Selection(blocks=[1, 9]))
     assert not (tmp_path / "x.html").exists()
+
+
+def test_arrows_lead_to_the_spans_that_were_found(tmp_path: Path) -> None:
+    rows = [{"warp": 0, "site": 1, "start": 0, "end": 25, "id": 7}, {"warp": 0, "site": 3, "start": 5, "end": 15}]
+    rows += [{"warp": 1, "site": 0, "start": 0, "end": 20}, {"warp": 1, "site": 2, "start": 20, "end": 20, "id": 7}]
+    rows += [{"warp": 1, "site": 4, "start": 21, "end": 30}]
+    kinds = [("work", "phase", ""), ("full", "wait", "f"), ("filled", "arrive", "f"), ("in", "range", "")]
+    trace = fake.of_spans(rows, [*kinds, ("lone", "wait", "")])
+    facts, streams = pages.facts_and_streams(written(trace, tmp_path))
+    # on the page: warp 0's wait; its range a level up; warp 1's phase and wait; its arrival a level up
+    assert pages.arrows_of(facts, streams) == [(0, 4, 1, 0), (3, -1, 0, 2)]
+    assert [facts["bases"][name] for name in ("RECORDED", "NO_RESOURCE")] == [0, 2]
+
+
+def test_a_range_that_another_warp_ended_leads_to_the_lowest_row_of_that_warp(tmp_path: Path) -> None:
+    ended = {"site": 1, "id": 9, "flags": 16, "start": 100, "end": 400}
+    rows = [{"warp": 0, "end_block": 0, "end_warp": 1, **ended}, {"warp": 0, "start": 0, "end": 500}]
+    rows += [{"warp": 1, "start": 0, "end": 600}, {"warp": 1, "site": 1, "start": 0, "end": 50}]
+    rows += [{"warp": 2, "end_block": 5, "end_warp": 0, **ended}]
+    trace = fake.of_spans(rows, [("work", "phase", ""), ("copy", "range", "")])
+    facts, streams = pages.facts_and_streams(written(trace, tmp_path))
+    found = {n: pages.numbers_of(facts["columns"][f"ender_{n}"], streams) for n in ("span", "row", "block", "warp")}
+    # rows: 0 warp 0's phase, 1 its range; 2 warp 1's phase, 3 its range; 4 warp 2's range. Block 5 is not there.
+    assert found == {"span": [1, 4], "row": [3, 0], "block": [0, 5], "warp": [1, 0]}
+
+
+def test_every_arrow_of_a_real_recording_ends_in_its_own_block(tmp_path: Path) -> None:
+    trace = warplens.open(RECORDING)
+    blocks = [0, 7, 396, 431]
+    page = written(trace, tmp_path, selection=Selection(blocks=blocks))
+    facts, streams = pages.facts_and_streams(page)
+    arrows = pages.arrows_of(facts, streams)
+    assert len(arrows) == 4 * 20 * 2
+    assert {(of, basis) for _, _, of, basis in arrows} == {(20, 1)}
+    assert len({arrival for _, arrival, _, _ in arrows}) == 4 * 2  # one a round
+
+
+def test_a_window_of_time_keeps_whole_spans_and_counts_rounds_from_the_begin(tmp_path: Path) -> None:
+    kinds = [("work", "phase", ""), ("sync", "wait", "bar")]
+    times = {0: [(0, 0, 10), (1, 10, 32), (1, 70, 72)], 1: [(0, 0, 30), (1, 30, 32), (1, 50, 72)]}
+    rows = [{"warp": w, "site": s, "start": a, "end": b} for w, some in times.items() for s, a, b in some]
+    trace = fake.of_spans(rows, kinds)
+    trace = replace(trace, launches=trace.launches.with_columns(warps_per_block=pl.lit(2, pl.UInt16)))
+    page = written(trace, tmp_path, selection=Selection(from_ns=60))
+    facts, streams = pages.facts_and_streams(page)
+    assert sorted(shown(page)["start_ns"].to_list()) == [50, 70]
+    assert facts["window"] == "from 60 ns"
+    assert pages.arrows_of(facts, streams) == [(0, 0, 2, 1), (1, 0, 2, 1)]
+    page = written(trace, tmp_path, selection=Selection(to_ns=60, from_ns=31))
+    assert [basis for *_, basis in pages.arrows_of(*pages.facts_and_streams(page))] == [1, 1, 9]
+    with pytest.raises(UsageError, match="no span is left"):
+        report(trace, tmp_path / "x.html", selection=Selection(from_ns=1000))
+
+
+def test_corrected_durations_travel_beside_the_raw_ones(tmp_path: Path) -> None:
+    trace = fake.of_spans([{"start": 0, "end": 25}, {"start": 25, "end": 60}, {"start": 60, "end": 61}])
+    within = pl.Series([1.2, None, 0.0])
+    trace = with_spans(trace, corrected_ns=pl.Series([21, None, 1]), corrected_uncertainty_ns=within)
+    facts, streams = pages.facts_and_streams(written(trace, tmp_path))
+    packed = {name: pages.numbers_of(facts["columns"][name], streams) for name in facts["columns"]}
+    assert packed["corrected"] == [-4, 0, 0]
+    assert packed["corrected_valid"] == [1, 0, 1]
+    assert packed["corrected_uncertainty"] == [2, 0, 0]  # rounded up: never less than it is
+
+
+def test_the_audit_stands_with_its_warnings_first(tmp_path: Path) -> None:
+    rows = [{"site": 1, "verb": "wait", "address": 1 << 30}, {"site": 2, "severity": "warning", "finding": "moved"}]
+    trace = replace(fake.rmsnorm(blocks=1, sms=1, warps=1, resident=1), audit=fake.audit_frame(rows))
+    facts, _ = pages.facts_and_streams(written(trace, tmp_path))
+    assert [row["site"] for row in facts["audit"]] == [2, 1]
+    assert facts["audit"][1]["address"] == 1 << 30
+    assert facts["audit_rows"] == 2
 
 
 def test_more_spans_than_a_page_carries_are_sampled_and_it_says_so() -> None:

@@ -6,11 +6,14 @@
 import { byId, element, isolated, swatch } from "./dom.js";
 import { counted, rangesOf } from "./format.js";
 import { measured } from "./overlay.js";
-import { fields, fillPanel } from "./panel.js";
+import { endedBy, fields, fillPanel } from "./panel.js";
 import { listenToPointer } from "./pointer.js";
 import { neighbour, nextSlowest } from "./steps.js";
+import { warpsOf } from "./tables.js";
 
 /** @typedef {import("./timeline.js").Timeline} Timeline */
+
+const RANGES = /** @type {const} */ (["sm", "block", "warp", "payload"]);
 
 export class Controls {
   /** @param {Timeline} timeline */
@@ -26,6 +29,8 @@ export class Controls {
     this.saving = 0;
     /** @type {string} */
     this.lastStep = "";
+    /** The wait that the last jump to an arrival left. */
+    this.left = -1;
   }
 
   /** Fills the head of the page, takes the view out of the URL, and listens. */
@@ -37,6 +42,7 @@ export class Controls {
     if (!view.filters.launch && launches.length > 1) view.filters.launch = String(this.#firstLaunch());
     const wanted = { from: view.from, to: view.to, y: view.y };
     this.#fields();
+    byId("arrows").setAttribute("aria-pressed", String(view.arrows));
     timeline.look();
     timeline.resize();
     timeline.arrange();
@@ -62,9 +68,13 @@ export class Controls {
     byId("about").title = about.join(" · ");
     byId("unit").replaceChildren(element("div", "ns"), element("div", "cycles"));
     for (const site of facts.sites) byId("names").append(element("option", null, { value: site.name.slice(0, 200) }));
-    const roles = new Set(facts.groups.flatMap((/** @type {any} */ group) => Object.values(group.roles)));
-    for (const role of roles) byId("roles").append(element("option", null, { value: String(role).replace(/^w/, "") }));
+    const roles = new Set(
+      facts.groups.flatMap((/** @type {any} */ group) => Object.values(group.roles).map((role) => warpsOf(group, String(role)))),
+    );
+    for (const role of roles) byId("roles").append(element("option", null, { value: role }));
     const select = byId("launch");
+    byId("payload-label").hidden = !this.model.payload;
+    byId("arrows").hidden = byId("arrows-keys").hidden = !this.model.arrivals.any;
     byId("launch-label").hidden = facts.launches.length < 2;
     if (facts.launches.length > 1) select.append(element("option", "all", { value: "all" }));
     for (const launch of facts.launches) {
@@ -81,12 +91,12 @@ export class Controls {
   #fields() {
     const { filters, hidden } = this.view;
     byId("launch").value = filters.launch || "all";
-    for (const key of /** @type {const} */ (["sm", "block", "warp"])) {
+    for (const key of RANGES) {
       const field = byId(`filter-${key}`);
       field.value = filters[key];
       field.setCustomValidity(rangesOf(filters[key]) === undefined ? "numbers and ranges, such as 0-3,17" : "");
     }
-    byId("clear").hidden = !(filters.sm || filters.block || filters.warp || hidden.size);
+    byId("clear").hidden = !(RANGES.some((key) => filters[key]) || hidden.size);
     for (const box of document.querySelectorAll("input[data-hide]")) {
       if (box instanceof HTMLInputElement) box.checked = !hidden.has(Number(box.dataset.hide));
     }
@@ -102,6 +112,7 @@ export class Controls {
     } else if (what === "rows") timeline.arrange();
     else if (what === "select") this.#chosen();
     else if (what === "site") this.#siteChosen();
+    if (what === "arrows") byId("arrows").setAttribute("aria-pressed", String(this.view.arrows));
     if (what === "measure" || what === "select") byId("measure").setAttribute("aria-pressed", String(this.view.measuring));
     timeline.draw();
     this.#save();
@@ -149,6 +160,13 @@ export class Controls {
   chooseSite(site) {
     this.view.site = this.view.site === site ? null : site;
     this.view.changed("site");
+  }
+
+  /** @param {string} warps of a role, as the filter takes them; all again where they are chosen */
+  chooseWarps(warps) {
+    const { filters } = this.view;
+    filters.warp = filters.warp === warps ? "" : warps;
+    this.view.changed("filter");
   }
 
   /**
@@ -238,6 +256,7 @@ export class Controls {
     byId("site-clear").onclick = () => this.chooseSite(null);
     byId("fit").onclick = () => view.fit();
     byId("measure").onclick = () => this.toggleMeasure();
+    byId("arrows").onclick = () => this.toggleArrows();
     byId("taller").onclick = () => view.grow(1);
     byId("shorter").onclick = () => view.grow(-1);
     byId("theme").onclick = () => this.switchTheme();
@@ -248,14 +267,14 @@ export class Controls {
     byId("search").onkeydown = (/** @type {KeyboardEvent} */ event) => {
       if (event.key === "Enter") this.#search(true);
     };
-    for (const key of /** @type {const} */ (["sm", "block", "warp"])) {
+    for (const key of RANGES) {
       byId(`filter-${key}`).oninput = (/** @type {any} */ event) => {
         view.filters[key] = event.target.value;
         view.changed("filter");
       };
     }
     byId("clear").onclick = () => {
-      Object.assign(view.filters, { sm: "", block: "", warp: "" });
+      for (const key of RANGES) view.filters[key] = "";
       view.hidden.clear();
       view.changed("filter");
     };
@@ -286,6 +305,24 @@ export class Controls {
     if (!view.measuring) view.measure = null;
     byId("status").textContent = view.measuring ? "measure: drag, or choose two spans" : "measure ended";
     view.changed("measure");
+  }
+
+  toggleArrows() {
+    this.view.arrows = !this.view.arrows;
+    this.view.changed("arrows");
+  }
+
+  /** From a wait to the arrival that ended it, and back. */
+  jump() {
+    const { view, model } = this;
+    if (view.selected < 0) return;
+    const told = model.arrivals.of(view.selected);
+    const back = this.left >= 0 && model.arrivals.of(this.left)?.arrival === view.selected;
+    if (told && told.arrival >= 0 && told.arrival !== view.selected) {
+      this.left = view.selected;
+      this.choose(told.arrival);
+    } else if (back) this.choose(this.left);
+    else byId("status").textContent = `no arrival to go to: ${endedBy(model, model.span(view.selected)) || "this span neither waits nor was ended by another warp"}`;
   }
 
   switchTheme() {
@@ -337,6 +374,8 @@ export class Controls {
       n: () => this.step("next"),
       p: () => this.step("previous"),
       l: () => this.step("slowest"),
+      r: () => this.toggleArrows(),
+      j: () => this.jump(),
       t: () => this.switchTheme(),
       "/": () => byId("search").select(),
       "?": () => byId("help").showModal(),

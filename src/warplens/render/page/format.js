@@ -59,7 +59,7 @@ export function tickText(value, step, time) {
 }
 
 /**
- * `0-3,8` as a test of numbers; null for an empty text, undefined for one that is none.
+ * `0-3,8` or `0xff` as a test of numbers; null for an empty text, undefined for one that is none.
  * @param {string} text
  * @returns {((value: number) => boolean) | null | undefined}
  */
@@ -69,7 +69,7 @@ export function rangesOf(text) {
   /** @type {[number, number][]} */
   const ranges = [];
   for (const part of parts) {
-    const found = /^(\d{1,9})(?:\s*-\s*(\d{1,9}))?$/.exec(part);
+    const found = /^(\d{1,10}|0x[0-9a-f]{1,8})(?:\s*-\s*(\d{1,10}|0x[0-9a-f]{1,8}))?$/i.exec(part);
     if (!found) return undefined;
     ranges.push([Number(found[1]), Number(found[2] ?? found[1])]);
   }

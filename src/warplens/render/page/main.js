@@ -7,7 +7,7 @@ import { Controls } from "./controls.js";
 import { byId } from "./dom.js";
 import { Model } from "./model.js";
 import { pyramidOf } from "./pyramid.js";
-import { fillProblems, fillPhases, fillTrust } from "./tables.js";
+import { fillAudit, fillProblems, fillPhases, fillTrust } from "./tables.js";
 import { Theme } from "./theme.js";
 import { Timeline } from "./timeline.js";
 import { View } from "./view.js";
@@ -29,8 +29,13 @@ async function open() {
   const timeline = new Timeline(model, pyramidOf(model), new View(), new Theme(facts.sites));
   const controls = new Controls(timeline);
   fillTrust(facts);
-  fillPhases(facts, (site) => controls.chooseSite(site), (site, hide) => controls.hideSite(site, hide));
+  fillPhases(facts, {
+    choose: (site) => controls.chooseSite(site),
+    hide: (site, hide) => controls.hideSite(site, hide),
+    role: (warps) => controls.chooseWarps(warps),
+  });
   fillProblems(facts, (problem) => controls.goToProblem(problem));
+  fillAudit(facts, (site) => controls.chooseSite(site));
   controls.start();
   return timeline;
 }

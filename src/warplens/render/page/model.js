@@ -4,6 +4,7 @@
  * site, and everything else about one span on request. Draws nothing and changes nothing once made.
  */
 
+import { Arrivals } from "./arrivals.js";
 import { isConstant, numbersOf } from "./codec.js";
 
 /** @typedef {import("./codec.js").Numbers} Numbers */
@@ -33,6 +34,8 @@ import { isConstant, numbersOf } from "./codec.js";
  * @property {bigint} startCycles clock64 of its SM
  * @property {number} durationNs
  * @property {number} durationCycles
+ * @property {number | null} correctedNs its duration without what the marks cost
+ * @property {number | null} correctedWithinNs how far that may be off
  */
 
 export class Model {
@@ -66,6 +69,8 @@ export class Model {
     const { lane, start } = this.blocks;
     this.laneBlock = Uint32Array.from(lane.keys()).sort((a, b) => lane[a] - lane[b] || start[a] - start[b]);
     this.laneFirst = sums(countsOf(lane, this.lanes.launch.length));
+    /** First row of each lane; one more at the end. */
+    this.laneRow = sums(countsOf(this.rows.lane, this.lanes.launch.length));
     this.segmentBlock = take("segment_block");
     /** First segment of each row, first span of each segment, first span of each row; one more at the end of each. */
     this.rowSegment = sums(take("row_segments"));
@@ -87,6 +92,10 @@ export class Model {
     this.payloadValid = columns.payload ? take("payload_valid") : null;
     this.id = columns.id ? take("id") : null;
     this.idValid = columns.id ? take("id_valid") : null;
+    this.corrected = columns.corrected ? take("corrected") : null;
+    this.correctedValid = columns.corrected ? take("corrected_valid") : null;
+    this.correctedWithin = columns.corrected ? take("corrected_uncertainty") : null;
+    this.arrivals = new Arrivals(this, columns, take);
     this.#times(take("start_ns"), take("duration_ns"));
   }
 
@@ -186,6 +195,8 @@ export class Model {
       startCycles: BigInt(clock.base_cycles) + BigInt(this.blocks.since[blockRow]) + BigInt(at),
       durationNs: this.end[index] - this.start[index],
       durationCycles: this.cycles[index],
+      correctedNs: this.corrected && this.correctedValid?.[index] ? this.end[index] - this.start[index] + this.corrected[index] : null,
+      correctedWithinNs: this.correctedWithin && this.correctedValid?.[index] ? this.correctedWithin[index] : null,
     };
   }
 
@@ -252,14 +263,16 @@ export class Model {
   }
 
   /**
-   * How many spans of a row begin in [from, to).
+   * How many spans of a row lie in [from, to) at least in part.
    * @param {number} row
    * @param {number} from
    * @param {number} to
    */
   countBetween(row, from, to) {
     const [low, high] = [this.rowSpan[row], this.rowSpan[row + 1]];
-    return firstNotBefore(this.start, low, high, to) - firstNotBefore(this.start, low, high, from);
+    const first = firstNotBefore(this.start, low, high, from);
+    const open = first > low && this.end[first - 1] > from ? 1 : 0;
+    return firstNotBefore(this.start, first, high, to) - first + open;
   }
 }
 

@@ -3,6 +3,7 @@
  * In: the state of the page. Out: strokes and text on a transparent canvas. Names reach it as text only.
  */
 
+import { drawArrows } from "./arrows.js";
 import { grouped, shortNs, tickStep, tickText } from "./format.js";
 import { firstAfter, firstNotBefore } from "./model.js";
 
@@ -10,7 +11,7 @@ import { firstAfter, firstNotBefore } from "./model.js";
 /** @typedef {import("./rows.js").Layout} Layout */
 /** @typedef {import("./view.js").View} View */
 /** @typedef {import("./theme.js").Theme} Theme */
-/** @typedef {{x: number, y: number, strip: number, row: number, span: number} | null} Hover */
+/** @typedef {{x: number, y: number, strip: number, row: number, span: number, head: number} | null} Hover */
 /** @typedef {{row: number, lane: number, time: number, problem: number, severe: boolean}} Mark */
 /**
  * @typedef {object} Scene
@@ -20,6 +21,7 @@ import { firstAfter, firstNotBefore } from "./model.js";
  * @property {Theme} theme
  * @property {Hover} hover
  * @property {Mark[]} marks
+ * @property {Uint8Array | null} passing spans that the filters let through; null for all
  * @property {number} origin ns of the first instant of the launch that is looked at
  * @property {number} rate cycles a ns; 0 where it is not known
  * @property {number} width of the timeline in CSS pixels
@@ -34,6 +36,7 @@ const AFTER_GAP = 4;
 /**
  * @param {CanvasRenderingContext2D} context in CSS pixels
  * @param {Scene} scene
+ * @returns {import("./arrows.js").Head[]} where arrows end
  */
 export function drawOverlay(context, scene) {
   const { layout, view, height } = scene;
@@ -48,7 +51,9 @@ export function drawOverlay(context, scene) {
   heads(context, scene);
   problems(context, scene);
   selection(context, scene);
+  const arrows = drawArrows(context, scene);
   measure(context, scene);
+  return arrows;
 }
 
 /**
@@ -115,6 +120,7 @@ function blockNames(context, { model, view, layout, theme, width }, strip) {
   context.fillStyle = theme.barInk;
   let labels = 0;
   for (const block of model.blocksOfLane(layout.lane[strip])) {
+    if (layout.blocks && !layout.blocks.has(block)) continue;
     const x0 = (model.blocks.start[block] - view.from) * perNs;
     const x1 = x0 + model.blocks.time[block] * perNs;
     if (x1 < 0 || x0 > width || Math.min(x1, width) - Math.max(x0, 0) < 46) continue;
@@ -130,7 +136,7 @@ function blockNames(context, { model, view, layout, theme, width }, strip) {
  * @param {Scene} scene
  * @param {number} strip
  */
-function details(context, { model, view, layout, theme, width, height }, strip) {
+function details(context, { model, view, layout, theme, width, height, passing }, strip) {
   const perNs = width / (view.to - view.from);
   const { start, end, site, rowSpan, flags } = model;
   const { sites } = model.facts;
@@ -147,6 +153,7 @@ function details(context, { model, view, layout, theme, width, height }, strip) 
     const last = firstNotBefore(start, first, rowSpan[row + 1], view.to);
     if (last - first > width) continue;
     for (let i = first; i < last && labels < MAX_LABELS; i++) {
+      if ((passing && !passing[i]) || !layout.ofBlocks(i)) continue;
       const x0 = Math.max((start[i] - view.from) * perNs, 0);
       const x1 = Math.min((end[i] - view.from) * perNs, width);
       if (flags && flags[i] & (INSTANT | UNENDED | AFTER_GAP)) flagged(context, theme, flags[i], x0, x1, y, layout.rowHeight);

@@ -20,6 +20,16 @@ const WORDS = /** @type {Record<string, string>} */ ({
   CROSS_WARP: "begun by one warp, ended by another",
   WRAPPED: "times are right modulo the range of a record only",
 });
+const WITHHELD = /** @type {Record<string, string>} */ ({
+  NO_RESOURCE: "the site names nothing that it waits for",
+  NO_ARRIVAL: "no arrival there is marked in this block",
+  COUNTS_DIFFER: "the warps of this block have different numbers of rounds there",
+  RECORDS_MISSING: "records of this block are missing or in doubt: rounds cannot be counted",
+  WARPS_MISSING: "not all warps of this block left records: rounds cannot be counted",
+  NO_BARRIER: "no arrival there is marked, and it is no barrier: some wait ended before all its warps had come",
+  OUTSIDE: "the arrival is not in the part of the trace that this page shows",
+  TOO_LATE: "the last arrival of its round came after it was over",
+});
 
 /**
  * @param {Model} model
@@ -40,6 +50,10 @@ export function fillPanel(model, index, theme, choose) {
   for (const [name, value] of fields(model, span)) {
     list.append(element("dt", name), element("dd", null, {}, [isolated(value)]));
   }
+  const told = model.arrivals.of(index);
+  const go = byId("arrival");
+  go.hidden = !told || told.arrival < 0 || told.arrival === index;
+  go.onclick = () => told && choose(told.arrival);
   place(model, span, theme);
   source(model, site);
   warp(model, span, choose);
@@ -62,6 +76,7 @@ export function fields(model, span) {
   /** @type {[string, string][]} */
   const out = [
     ["duration", `${grouped(span.durationCycles)} cycles · ${grouped(span.durationNs)} ns`],
+    ["corrected", corrected(span)],
     ["start", `${grouped(span.startNs)} ns`],
     ["start (clock64)", grouped(span.startCycles)],
     ["uncertainty", within === null || within === undefined ? "not known" : `${grouped(within)} ns against other SMs`],
@@ -74,12 +89,41 @@ export function fields(model, span) {
   ];
   if (span.cluster >= 0) out.push(["cluster", String(span.cluster)]);
   if (site.resource) out.push([site.waits ? "waits for" : "resource", site.resource]);
+  const ended = endedBy(model, span);
+  if (ended) out.push(["ended by", ended]);
   if (span.depth) out.push(["depth", String(span.depth)]);
   if (span.payload !== null) out.push(["payload", `${span.payload} (0x${span.payload.toString(16)})`]);
   if (span.id !== null) out.push(["id", String(span.id)]);
   out.push(["flags", flags.length ? flags.map(([name]) => WORDS[name] ?? name).join("; ") : "none"]);
   out.push(["site", `${span.site} of ${site.site_set}`]);
   return out;
+}
+
+/** @param {Span} span */
+function corrected({ correctedNs, correctedWithinNs }) {
+  return correctedNs === null ? "not corrected" : `${grouped(correctedNs)} ± ${grouped(correctedWithinNs)} ns`;
+}
+
+/**
+ * What ended a wait, or a range that another warp ended, and how that is known; "" for other spans.
+ * @param {Model} model
+ * @param {Span} span
+ */
+export function endedBy(model, span) {
+  const told = model.arrivals.of(span.index);
+  if (!told) return "";
+  if (told.ender) {
+    const { block, warp } = told.ender;
+    return `recorded (id ${span.id}): warp ${warp}${block === span.block ? "" : ` of block ${block}`}${told.row < 0 ? ", which this page does not show" : ""}`;
+  }
+  if (told.arrival < 0) return `not known: ${WITHHELD[told.basis] ?? told.basis}`;
+  const how = told.basis === "RECORDED" ? `recorded (id ${span.id})` : "inferred from the order of rounds";
+  const rank = told.of > 1 ? `, the last of ${told.of} to arrive` : "";
+  if (told.arrival === span.index) return `${how}: its own warp${rank}`;
+  const arrival = model.span(told.arrival);
+  const { name } = model.facts.sites[arrival.site];
+  const before = span.startCycles + BigInt(span.durationCycles) - arrival.startCycles;
+  return `${how}: warp ${arrival.warp}, ${name.slice(0, 80)}${rank}, ${grouped(before)} cycles before the end`;
 }
 
 /**

@@ -46,7 +46,10 @@ export function listenToPointer(timeline, choose, say) {
   });
   stage.addEventListener("pointerup", (/** @type {PointerEvent} */ event) => {
     const { x, y } = place(event);
-    if (drag && !drag.moved) choose(timeline.at(x, y).span, false);
+    if (drag && !drag.moved) {
+      const { span, head } = timeline.at(x, y);
+      choose(head >= 0 ? head : span, false);
+    }
     drag = null;
   });
   stage.addEventListener("pointercancel", () => (drag = null));

@@ -1,6 +1,7 @@
 /**
  * Groups of neighbouring spans of a row, for drawing many in one pixel.
- * In: a Model. Out: levels; level k has one entry a group of FACTOR^(k+1) spans: the site that most of its time is in.
+ * In: a Model, and which of its spans pass the filters. Out: levels; level k has one entry a group of FACTOR^(k+1)
+ * spans: the site that most of its time is in; the number of sites where none of them passes.
  */
 
 /** @typedef {import("./model.js").Model} Model */
@@ -10,11 +11,13 @@ export const FACTOR = 4;
 
 /**
  * @param {Model} model
+ * @param {Uint8Array | null} [passing] by span; null for all
  * @returns {Level[]}
  */
-export function pyramidOf(model) {
+export function pyramidOf(model, passing = null) {
   const rows = model.rowSpan.length - 1;
-  const Sites = model.facts.sites.length > 256 ? Uint16Array : Uint8Array;
+  const none = model.facts.sites.length;
+  const Sites = none > 255 ? Uint16Array : Uint8Array;
   /** @type {Level[]} */
   const levels = [];
   /** @type {ArrayLike<number>} */
@@ -33,17 +36,19 @@ export function pyramidOf(model) {
       for (let from = first[r]; from < stop; from += FACTOR, group++) {
         const to = Math.min(from + FACTOR, stop);
         let most = -1;
+        sites[group] = none;
         for (let i = from; i < to; i++) {
+          if (passing && (weight ? site[i] === none : !passing[i])) continue;
           let sum = 0;
           for (let j = from; j < to; j++) {
-            if (site[j] === site[i]) sum += weight ? weight[j] : model.end[j] - model.start[j];
+            if (site[j] === site[i] && (weight || !passing || passing[j])) sum += weight ? weight[j] : model.end[j] - model.start[j];
           }
           if (sum > most) {
             most = sum;
             sites[group] = site[i];
           }
         }
-        weights[group] = most;
+        weights[group] = Math.max(most, 0);
       }
     }
     levels.push({ size, first: next, site: sites });

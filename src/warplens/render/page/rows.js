@@ -71,6 +71,14 @@ export class Layout {
     this.blocks = wanted ? wanted.blocks : null;
   }
 
+  /**
+   * Whether the filter of blocks lets a span's block through.
+   * @param {number} span
+   */
+  ofBlocks(span) {
+    return !this.blocks || this.blocks.has(this.model.segmentBlock[this.model.segmentOf(span)]);
+  }
+
   get height() {
     return this.top[this.top.length - 1];
   }

@@ -29,6 +29,8 @@ export class Strips {
   constructor(model, levels) {
     this.model = model;
     this.levels = levels;
+    /** @type {Uint8Array | null} by span; null where all are drawn */
+    this.passing = null;
     /** @type {ImageData | null} */
     this.image = null;
     this.pixels = new Uint32Array(0);
@@ -170,12 +172,13 @@ export class Strips {
       return;
     }
     const colors = paint.site;
+    const { passing } = this;
     for (let i = first; i < last; i++) {
       // Only the first and the last can leave the window: a million of these a frame, so each comparison counts.
       let x0 = i === first ? Math.max(Math.round((start[i] - view.from) * perNs), 0) : ((start[i] - view.from) * perNs + 0.5) | 0;
       const x1 = Math.min((Math.min(end[i], view.to) - view.from) * perNs + 0.5, width) | 0;
       const color = colors[site[i]];
-      if (color === 0) continue; // a hidden site
+      if (color === 0 || (passing && !passing[i])) continue; // a hidden site
       if (x1 - x0 < HATCHED_PIXELS) {
         do line[x0] = color;
         while (++x0 < x1);

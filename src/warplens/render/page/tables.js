@@ -8,7 +8,10 @@ import { counted, grouped } from "./format.js";
 
 const ORDER = ["BAD", "note", "ok"];
 const SPOKEN = /** @type {Record<string, string>} */ ({ BAD: "bad", note: "note", ok: "ok" });
+const MOST_ROWS = 500;
 const STATISTICS = ["mean", "p50", "p90", "p99"];
+
+/** @typedef {{choose: (site: number) => void, hide: (site: number, hide: boolean) => void, role: (warps: string) => void}} PhaseActions */
 
 /** @param {any} facts */
 export function fillTrust(facts) {
@@ -45,41 +48,50 @@ function trustRow(level, label, text) {
 
 /**
  * @param {any} facts
- * @param {(site: number) => void} chosen
- * @param {(site: number, hide: boolean) => void} hidden
+ * @param {PhaseActions} on
  */
-export function fillPhases(facts, chosen, hidden) {
+export function fillPhases(facts, on) {
   const holder = byId("phases");
-  facts.groups.forEach((/** @type {any} */ group) => holder.append(phaseTable(facts, group, chosen, hidden)));
+  facts.groups.forEach((/** @type {any} */ group) => holder.append(phaseTable(facts, group, on)));
   if (!facts.groups.length) holder.append(element("p", "no launch was recorded", { class: "dim" }));
 }
 
 /**
  * @param {any} facts
  * @param {any} group
- * @param {(site: number) => void} chosen
- * @param {(site: number, hide: boolean) => void} hidden
+ * @param {PhaseActions} on
  */
-function phaseTable(facts, group, chosen, hidden) {
+function phaseTable(facts, group, on) {
   const units = element("tr", null, {}, [element("th", null, { colspan: "6", "aria-hidden": "true" })]);
   for (const unit of ["cycles", "ns"]) units.append(element("th", unit, { colspan: "4", class: "unit", scope: "colgroup" }));
   const heads = element("tr", null);
   for (const name of ["shown", "site", "kind", "warps", "count", "share"]) heads.append(element("th", name, { scope: "col" }));
   for (let unit = 0; unit < 2; unit++) for (const name of STATISTICS) heads.append(element("th", name, { scope: "col" }));
   const body = element("tbody", null);
-  for (const row of group.rows) body.append(phaseRow(facts, row, chosen, hidden));
+  for (const row of group.rows) body.append(phaseRow(facts, group, row, on));
   const launches = counted(group.launches.length, "launch").replace("launchs", "launches");
   const caption = element("caption", null, {}, [isolated(group.kernel, group.kernel), `  ${launches}`]);
   return element("table", null, { class: "phases" }, [caption, element("thead", null, {}, [units, heads]), body]);
 }
 
 /**
- * @param {any} facts
- * @param {any} row
- * @param {(site: number) => void} chosen
- * @param {(site: number, hide: boolean) => void} hidden
+ * The warps of a label such as "w1-19" as the filter takes them; "" where it names none or leaves some out ("w0,2,4,…").
+ * @param {any} group
+ * @param {string} label
  */
-function phaseRow(facts, row, chosen, hidden) {
+export function warpsOf(group, label) {
+  if (!label.startsWith("w")) return "";
+  if (!label.endsWith("…")) return label.slice(1);
+  return Object.keys(group.roles).filter((warp) => group.roles[warp] === label).join();
+}
+
+/**
+ * @param {any} facts
+ * @param {any} group
+ * @param {any} row
+ * @param {PhaseActions} on
+ */
+function phaseRow(facts, group, row, on) {
   const site = facts.sites[row.site];
   const part = row.role !== null && row.role === row.warps;
   const made = element("tr", null, { "data-site": String(row.site), class: part ? "part" : "" });
@@ -87,15 +99,25 @@ function phaseRow(facts, row, chosen, hidden) {
   if (!part) {
     const box = element("input", null, { type: "checkbox", checked: "", "data-hide": String(row.site) });
     box.setAttribute("aria-label", `show ${row.name}`);
-    box.addEventListener("change", () => hidden(row.site, !box.checked));
+    box.addEventListener("change", () => on.hide(row.site, !box.checked));
     cell.append(box);
   }
   const button = element("button", null, { type: "button", "data-choose": String(row.site) });
   button.append(...(part ? [] : [swatch(site)]), isolated(row.name, row.name));
   made.addEventListener("click", (event) => {
-    if (!(event.target instanceof HTMLInputElement)) chosen(row.site);
+    if (!(event.target instanceof HTMLInputElement)) on.choose(row.site);
   });
-  made.append(cell, element("th", null, { scope: "row" }, [button]), element("td", row.kind), element("td", row.warps));
+  const warps = element("td", row.warps);
+  const filter = warpsOf(group, row.warps);
+  if (filter) {
+    const role = element("button", row.warps, { type: "button", title: "these warps alone" });
+    role.addEventListener("click", (event) => {
+      event.stopPropagation();
+      on.role(filter);
+    });
+    warps.replaceChildren(role);
+  }
+  made.append(cell, element("th", null, { scope: "row" }, [button]), element("td", row.kind), warps);
   const whole = grouped(row.count - row.cut);
   made.append(element("td", row.cut ? `${whole}+${grouped(row.cut)}` : whole, { class: "number" }));
   made.append(element("td", row.share === null ? "-" : `${(100 * row.share).toFixed(1)} %`, { class: "number" }));
@@ -117,7 +139,7 @@ export function fillProblems(facts, chosen) {
   byId("problem-count").textContent = rows ? `${counted(rows, "problem")}` : "no problems";
   byId("problem-details").open = problems.some((/** @type {any} */ p) => p.severity !== "note");
   const body = byId("problems");
-  problems.slice(0, 500).forEach((/** @type {any} */ problem, /** @type {number} */ index) => {
+  problems.slice(0, MOST_ROWS).forEach((/** @type {any} */ problem, /** @type {number} */ index) => {
     const where = ["launch", "block", "warp", "sequence"].map((key) => element("td", problem[key] === null ? "" : String(problem[key])));
     const made = element("tr", null, { class: problem.severity === "note" ? "level-note" : "level-bad" }, [
       element("td", problem.severity, { class: "level" }),
@@ -133,5 +155,52 @@ export function fillProblems(facts, chosen) {
     }
     body.append(made);
   });
-  if (rows > 500) body.append(element("tr", null, {}, [element("td", `${grouped(rows - 500)} more in the file`, { colspan: "8" })]));
+  more(body, rows);
+}
+
+/**
+ * What the machine code has at each mark; open where something is wrong there.
+ * @param {any} facts
+ * @param {(site: number) => void} chosen
+ */
+export function fillAudit(facts, chosen) {
+  const { audit, audit_rows: rows } = facts;
+  const found = audit.filter((/** @type {any} */ row) => row.finding).length;
+  byId("marks").hidden = !rows;
+  byId("audit-details").open = audit.some((/** @type {any} */ row) => row.severity === "warning");
+  byId("audit-count").textContent = `audit of the marks in the machine code: ${counted(rows, "mark")}, ${found ? counted(found, "finding") : "nothing wrong"}`;
+  const body = byId("audit");
+  for (const row of audit.slice(0, MOST_ROWS)) {
+    const site = row.site === null ? null : facts.sites[row.site];
+    const head = element("th", null, { scope: "row" });
+    if (site) {
+      const button = element("button", null, { type: "button" }, [swatch(site), isolated(site.name, site.name)]);
+      button.addEventListener("click", () => chosen(row.site));
+      head.append(button);
+    } else head.textContent = "-"; // a mark without a site, such as the recorder's end
+    const level = { warning: "level-bad", note: "level-note" }[String(row.severity)] ?? "";
+    body.append(
+      element("tr", null, { class: level }, [
+        element("td", row.severity || "-", { class: "level" }),
+        head,
+        element("td", row.verb || "-"),
+        element("td", null, {}, [isolated(row.file ? `${row.file}:${row.line}` : "-")]),
+        element("td", row.address === null ? "-" : `0x${row.address.toString(16)}`, { class: "number" }),
+        element("td", grouped(row.outstanding_loads), { class: "number" }),
+        element("td", row.waits_on || "-"),
+        element("td", row.finding || "-"),
+      ]),
+    );
+  }
+  more(body, rows);
+}
+
+/**
+ * A last row for what a table leaves out.
+ * @param {HTMLElement} body
+ * @param {number} rows
+ */
+function more(body, rows) {
+  const text = `${grouped(rows - MOST_ROWS)} more in the file`;
+  if (rows > MOST_ROWS) body.append(element("tr", null, {}, [element("td", text, { colspan: "8" })]));
 }

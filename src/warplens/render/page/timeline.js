@@ -3,11 +3,13 @@
  * In: a Model, the view, the theme. Out: what its canvases show, drawn once a frame at most; what lies under a point.
  */
 
+import { headAt } from "./arrows.js";
 import { byId } from "./dom.js";
 import { counted, grouped, rangesOf, shortNs } from "./format.js";
 import { firstNotBefore } from "./model.js";
 import { drawOverlay, drawRuler } from "./overlay.js";
 import { Overview, sharesOf } from "./overview.js";
+import { pyramidOf } from "./pyramid.js";
 import { Layout } from "./rows.js";
 import { Strips } from "./strips.js";
 import { ROW_HEIGHTS } from "./view.js";
@@ -31,7 +33,11 @@ export class Timeline {
     this.model = model;
     this.view = view;
     this.theme = theme;
+    this.levels = levels;
     this.strips = new Strips(model, levels);
+    this.payloads = "";
+    /** @type {import("./arrows.js").Head[]} where the arrows just drawn end */
+    this.heads = [];
     /** @type {Hover} */
     this.hover = null;
     this.overview = new Overview();
@@ -67,11 +73,23 @@ export class Timeline {
     const middle = this.layout.rowAt(this.view.y + this.height / 2);
     const before = middle < 0 ? null : this.layout.topOf(middle);
     this.layout = new Layout(this.model, this.filters(), this.view.rowHeight);
+    this.#pass();
     const after = before === null ? null : this.layout.topOf(middle);
     if (before !== null && after !== null) this.view.y += after - before;
     byId("scrolled").style.height = `${this.layout.height}px`;
     byId("empty").hidden = this.layout.lane.length > 0;
     this.scrollTo(this.view.y);
+  }
+
+  /** Which spans the filter of payloads lets through, after a change of it. */
+  #pass() {
+    const { model, strips } = this;
+    const { payload } = this.view.filters;
+    if (payload === this.payloads) return;
+    this.payloads = payload;
+    const test = rangesOf(payload) ?? null;
+    strips.passing = test && passingOf(model, test);
+    strips.levels = strips.passing ? pyramidOf(model, strips.passing) : this.levels;
   }
 
   /** Window and overview of the launch that is looked at. */
@@ -142,8 +160,9 @@ export class Timeline {
     this.strips.draw(contexts.pixels, layout, paint, view, this.scale);
     const [origin, rate] = this.originAndRate();
     const { width, height, hover, marks } = this;
-    const scene = { model, view, layout, theme, hover, marks, origin, rate, width, height };
-    drawOverlay(contexts.strokes, scene);
+    const { passing } = this.strips;
+    const scene = { model, view, layout, theme, hover, marks, passing, origin, rate, width, height };
+    this.heads = drawOverlay(contexts.strokes, scene);
     drawRuler(contexts.ruler, scene);
     this.overview.draw(contexts.overview, theme, view, this.canvases.overview.clientWidth, this.canvases.overview.clientHeight);
     this.gutter();
@@ -183,7 +202,7 @@ export class Timeline {
       for (let place = layout.first[strip]; place < layout.first[strip + 1]; place++) {
         const middle = y + layout.bar + (place - layout.first[strip] + 0.5) * layout.rowHeight;
         const row = layout.row[place];
-        if (middle > 6 && middle < height && !model.rows.level[row]) context.fillText(`w${model.rows.warp[row]}`, 58, middle);
+        if (middle > 6 && middle - low >= 12 && middle < height && !model.rows.level[row]) context.fillText(`w${model.rows.warp[row]}`, 58, middle);
       }
     }
   }
@@ -200,7 +219,7 @@ export class Timeline {
     const row = this.layout.rowAt(y + this.view.y);
     const found = row < 0 ? -1 : this.model.spanAt(row, time, (SLACK_PIXELS * this.view.span) / this.width);
     const span = found >= 0 && this.shown(found) ? found : -1;
-    return { x, y, strip, row, span };
+    return { x, y, strip, row, span, head: headAt(this.heads, x, y) };
   }
 
   /** @param {number} x */
@@ -215,6 +234,10 @@ export class Timeline {
   tip(hover) {
     const { model, layout, view } = this;
     const time = this.timeAt(hover.x);
+    if (hover.head >= 0) {
+      const name = model.facts.sites[model.site[hover.head]].name.slice(0, 80);
+      return `the arrival: ${name}, warp ${model.rows.warp[model.rowOf(hover.head)]}\nclick to go there`;
+    }
     if (hover.row < 0) {
       const block = hover.strip < 0 ? -1 : model.blockAt(layout.lane[hover.strip], time);
       if (block < 0) return "";
@@ -254,9 +277,10 @@ export class Timeline {
    * @param {number} span
    */
   shown(span) {
+    const { passing } = this.strips;
+    if (passing && !passing[span]) return false;
     if (this.view.hidden.has(this.model.site[span]) || this.layout.topOf(this.model.rowOf(span)) === null) return false;
-    const { blocks } = this.layout;
-    return !blocks || blocks.has(this.model.segmentBlock[this.model.segmentOf(span)]);
+    return this.layout.ofBlocks(span);
   }
 
   /**
@@ -277,6 +301,17 @@ export class Timeline {
     if (top === null) return;
     if (top < view.y + 20 || top + layout.rowHeight > view.y + this.height - 10) this.scrollTo(top - this.height / 2);
   }
+}
+
+/**
+ * Spans with a payload that passes.
+ * @param {Model} model
+ * @param {(value: number) => boolean} test
+ */
+export function passingOf({ payload, payloadValid, size }, test) {
+  const out = new Uint8Array(size);
+  if (payload && payloadValid) for (let i = 0; i < size; i++) out[i] = payloadValid[i] && test(payload[i]) ? 1 : 0;
+  return out;
 }
 
 /**

@@ -3,10 +3,11 @@
  * In: moves of the user. Out: the state that everything is drawn from, its text in the URL, and calls on change.
  */
 
-/** @typedef {{launch: string, sm: string, block: string, warp: string}} FilterTexts */
+/** @typedef {{launch: string, sm: string, block: string, warp: string, payload: string}} FilterTexts */
 
 export const ROW_HEIGHTS = [0.25, 0.5, 1, 2, 3, 4, 6, 8, 11, 14, 18, 24];
 const LEAST_NS = 4;
+const EDGE = 0.01;
 
 export class View {
   constructor() {
@@ -20,17 +21,19 @@ export class View {
     /** @type {Set<number>} */
     this.hidden = new Set();
     /** @type {FilterTexts} */
-    this.filters = { launch: "", sm: "", block: "", warp: "" };
+    this.filters = { launch: "", sm: "", block: "", warp: "", payload: "" };
     /** @type {[number, number] | null} */
     this.measure = null;
     this.measuring = false;
+    /** Whether all waits in view show what ended them. */
+    this.arrows = false;
     /** The least and the greatest time that can be looked at. */
     this.limits = [0, 1];
     /** @type {((what: string) => void)[]} */
     this.listeners = [];
   }
 
-  /** @param {string} what "time", "rows", "select", "filter", "measure" */
+  /** @param {string} what "time", "rows", "select", "site", "filter", "measure", "arrows" */
   changed(what) {
     for (const listener of this.listeners) listener(what);
   }
@@ -71,7 +74,8 @@ export class View {
   }
 
   fit() {
-    this.show(this.limits[0], this.limits[1]);
+    const [low, high] = this.limits;
+    this.show(low - (high - low) * EDGE, high + (high - low) * EDGE); // what lies at the edge is drawn whole
   }
 
   /** @param {number} steps */
@@ -92,6 +96,7 @@ export class View {
     ];
     if (this.selected >= 0) parts.push(["span", String(this.selected)]);
     if (this.site !== null) parts.push(["site", String(this.site)]);
+    if (this.arrows) parts.push(["arrows", "1"]);
     if (this.hidden.size) parts.push(["hide", [...this.hidden].join(".")]);
     for (const [key, text] of Object.entries(this.filters)) if (text) parts.push([key, text]);
     return new URLSearchParams(parts).toString();
@@ -112,6 +117,7 @@ export class View {
     };
     this.selected = index("span", spans) ?? -1;
     this.site = index("site", sites);
+    this.arrows = parts.get("arrows") === "1";
     const hidden = (parts.get("hide") ?? "").split(".").filter(Boolean).map(Number);
     this.hidden = new Set(hidden.filter((site) => Number.isInteger(site) && site >= 0 && site < sites));
     const height = Number(parts.get("h"));
