@@ -18,6 +18,8 @@ from tests.unit.render import fake
 from warplens.demo import demo_trace
 from warplens.errors import FormatError, UsageError
 from warplens.render.perfetto import nesting, perfetto_bytes
+from warplens.render.perfetto.flows import find_flows
+from warplens.render.perfetto.nesting import read_spans
 from warplens.render.selection import Selection, choose
 from warplens.trace import Trace
 
@@ -428,6 +430,17 @@ def test_an_id_that_does_not_tell_rounds_apart_makes_no_arrows() -> None:
     rows = [{"start": n, "end": n, "site": FILLED, "flags": 1, "id": 0} for n in range(1000)]
     rows += [span(n, n + 1, FULL, warp=1, id=0) for n in range(1000)]
     assert arrows(exported(*rows)) == set()
+
+
+def test_pairs_that_are_not_drawn_are_not_made_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200,000 arrivals and waits of one id would be 4 * 10^10 pairs: this test would not end."""
+    count = 200_000
+    few = fake.of_spans([span(0, 1, FULL), {"start": 0, "end": 0, "site": FILLED, "flags": 1}], SITES)
+    spans = pl.concat([few.spans] * count).with_columns(id=pl.lit(0, pl.UInt32))
+    spans = spans.with_columns(sequence=pl.int_range(2 * count, dtype=pl.UInt32))
+    assert len(find_flows(read_spans(spans, few.blocks), few.sites).ids) == 0
+    monkeypatch.setattr("warplens.render.perfetto.flows.MAX_PAIRS", 4)
+    assert len(find_flows(read_spans(spans.head(4), few.blocks), few.sites).ids) == 8
 
 
 def test_a_block_that_the_table_lacks_is_a_format_error() -> None:
