@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,30 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import perfetto_reader, synthesis
+from tests import synthesis
 from tests.perfetto_reader import PerfettoTrace, Slice
 from tests.unit.render import fake
+from tests.unit.render.perfetto_cases import COPY, FULL, LOAD, SITES, TICK, TILE, exported, span, written
 from warplens.demo import demo_trace
 from warplens.errors import FormatError, UsageError
 from warplens.render.perfetto import nesting, perfetto_bytes
-from warplens.render.perfetto.flows import find_flows
-from warplens.render.perfetto.nesting import read_spans
 from warplens.render.selection import Selection, choose
 from warplens.trace import Trace
-
-SITES = [("load", "phase", ""), ("tile", "range", ""), ("copy", "range", ""), ("tick", "mark", "")]
-SITES += [("full", "wait", "stage 0"), ("filled", "arrive", "stage 0")]
-LOAD, TILE, COPY, TICK, FULL, FILLED = range(6)
-
-
-def written(trace: Any, *, arguments: bool = True, **selection: Any) -> PerfettoTrace:
-    chosen = choose(trace, Selection(**selection))
-    buffers = perfetto_bytes(chosen, trace.sites, trace.origin_ns, arguments=arguments)
-    return perfetto_reader.read(b"".join(bytes(buffer) for buffer in buffers))
-
-
-def exported(*rows: dict[str, Any], **options: Any) -> PerfettoTrace:
-    return written(fake.of_spans(list(rows), SITES), **options)
 
 
 def rmsnorm(**shape: Any) -> Any:
@@ -43,10 +28,6 @@ def rmsnorm(**shape: Any) -> Any:
     trace = fake.rmsnorm(**shape)
     following = pl.col("start_ns").shift(-1).over("launch", "block", "warp") - pl.col("start_ns")
     return replace(trace, spans=trace.spans.with_columns(duration_ns=following.fill_null(pl.col("duration_ns"))))
-
-
-def span(start: int, end: int, site: int = LOAD, **columns: Any) -> dict[str, Any]:
-    return {"start": start, "end": end, "site": site, **columns}
 
 
 def tree_of(trace: PerfettoTrace) -> list[tuple[str, str, int, int, int]]:
@@ -261,9 +242,10 @@ def test_tracks_go_from_launches_to_sms_to_slots_to_warps_in_order_of_number() -
     assert [t.name for t in found.children(root.uuid)] == [
         "resident blocks",
         "resident warps",
+        "warps in each phase",
         *(f"SM {n}" for n in range(12)),
     ]
-    for sm in found.children(root.uuid)[2:]:
+    for sm in found.children(root.uuid)[3:]:
         slots = found.children(sm.uuid)
         assert [t.name for t in slots] == ["slot 0", "slot 1"]
         for slot in slots:
@@ -307,6 +289,7 @@ def test_counters_step_with_each_block_and_the_sm_says_how_many_are_there() -> N
     )
     by_name = {found.tracks[uuid].name: values for uuid, values in found.counters.items()}
     assert by_name == {
+        "load": [(0, 100), (30, 0), (40, 100), (41, 0)],
         "resident blocks": [(0, 1), (5, 2), (10, 1), (30, 0), (40, 1), (41, 0)],
         "resident warps": [(0, 1), (5, 3), (10, 2), (20, 1), (30, 0), (40, 1), (41, 0)],
     }
@@ -398,49 +381,6 @@ def test_negative_cycles_stay_negative() -> None:
     trace = fake.of_spans([span(0, 1)], SITES)
     spans = trace.spans.with_columns(start_cycles=pl.lit(-5, pl.Int64))
     assert written(replace(trace, spans=spans)).of_spans()[0].args["start_cycles"] == -5
-
-
-def arrows(found: PerfettoTrace) -> set[tuple[tuple[int, int], tuple[int, int]]]:
-    """(warp, start) of the arrival and of the wait of each arrow."""
-    ends: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
-    for each in found.of_spans():
-        for flow in each.flows:
-            assert each.category not in ends[flow]
-            ends[flow][each.category] = each.args["warp"], each.start_ns
-    return {(pair["arrive"], pair["wait"]) for pair in ends.values()}
-
-
-def test_arrows_join_arrivals_and_waits_of_the_same_block_resource_and_id() -> None:
-    arrive = {"site": FILLED, "flags": 1}
-    found = exported(
-        {"start": 10, "end": 10, "warp": 0, "id": 1, **arrive},
-        {"start": 12, "end": 12, "warp": 1, "id": 1, **arrive},
-        {"start": 40, "end": 40, "warp": 1, "id": 1, **arrive},  # after both waits
-        {"start": 15, "end": 15, "warp": 1, "id": 2, **arrive},  # nobody waits for 2
-        {"start": 16, "end": 16, "warp": 1, **arrive},  # without an id
-        {"start": 10, "end": 10, "warp": 0, "id": 1, "block": 1, **arrive},  # nobody waits in that block
-        span(5, 20, FULL, warp=2, id=1),
-        span(6, 30, FULL, warp=3, id=1),
-        span(30, 31, FULL, warp=3),
-    )
-    assert arrows(found) == {((0, 10), (2, 5)), ((0, 10), (3, 6)), ((1, 12), (2, 5)), ((1, 12), (3, 6))}
-
-
-def test_an_id_that_does_not_tell_rounds_apart_makes_no_arrows() -> None:
-    rows = [{"start": n, "end": n, "site": FILLED, "flags": 1, "id": 0} for n in range(1000)]
-    rows += [span(n, n + 1, FULL, warp=1, id=0) for n in range(1000)]
-    assert arrows(exported(*rows)) == set()
-
-
-def test_pairs_that_are_not_drawn_are_not_made_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """200,000 arrivals and waits of one id would be 4 * 10^10 pairs: this test would not end."""
-    count = 200_000
-    few = fake.of_spans([span(0, 1, FULL), {"start": 0, "end": 0, "site": FILLED, "flags": 1}], SITES)
-    spans = pl.concat([few.spans] * count).with_columns(id=pl.lit(0, pl.UInt32))
-    spans = spans.with_columns(sequence=pl.int_range(2 * count, dtype=pl.UInt32))
-    assert len(find_flows(read_spans(spans, few.blocks), few.sites).ids) == 0
-    monkeypatch.setattr("warplens.render.perfetto.flows.MAX_PAIRS", 4)
-    assert len(find_flows(read_spans(spans.head(4), few.blocks), few.sites).ids) == 8
 
 
 def test_a_block_that_the_table_lacks_is_a_format_error() -> None:
