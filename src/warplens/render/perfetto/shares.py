@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.decode.flags import SpanFlag
+from warplens.render.coverage import F64, Covered
 from warplens.render.perfetto.nesting import I64, Spans
 from warplens.render.perfetto.steps import block_times, steps
-
-F64 = npt.NDArray[np.float64]
 
 SPANS_PER_VALUE: Final = 32
 """At least this many spans stand for one value of a counter, so that counters add little to a large file."""
@@ -58,30 +56,6 @@ class _Grid:
         return np.clip(at, 0, self.places - 1, out=at)
 
 
-class _Covered:
-    """Time that intervals cover of each step, in steps, a row for each sort of interval.
-
-    What begins in a step covers that and all that follow, less the part before it; what ends there takes it away.
-    """
-
-    def __init__(self, rows: int, places: int) -> None:
-        self._shape = rows, places
-        self._count, self._part = np.zeros((2, rows * places))
-
-    def add(self, row: I64 | int, begin: F64, end: F64, weight: I64 | None = None) -> None:
-        """Intervals between two places of the grid, each counted `weight` times."""
-        for sign, at in ((1.0, begin), (-1.0, end)):
-            whole = at.astype(np.int64)
-            at -= whole
-            whole += row
-            self._count += sign * np.bincount(whole, weight, len(self._count))
-            self._part += sign * np.bincount(whole, at if weight is None else at * weight, len(self._part))
-
-    def total(self) -> F64:
-        """Shape (rows, places)."""
-        return np.asarray((np.cumsum(self._count) - self._part).reshape(self._shape))
-
-
 def find_shares(blocks: pl.DataFrame, spans: Spans, sites: pl.DataFrame) -> Shares:
     """The shares of phases and waits, of ranges where neither was recorded; none where no warp is resident."""
     kinds, site = sites["kind"].to_numpy(), spans.frame["site"].to_numpy()
@@ -93,7 +67,7 @@ def find_shares(blocks: pl.DataFrame, spans: Spans, sites: pl.DataFrame) -> Shar
     if not chosen or not grid.places:
         return Shares([], np.zeros(0, np.int64), np.zeros((0, 0)))
     stretch = grid.stretch(begin)
-    resident = _Covered(1, grid.places)
+    resident = Covered(1, grid.places)
     resident.add(0, grid.place(stretch, begin), grid.place(stretch, end), warps)
     covered = _covered(spans, grid, stretch[spans.block_row], chosen, sites.height)
     whole = resident.total()
@@ -103,14 +77,14 @@ def find_shares(blocks: pl.DataFrame, spans: Spans, sites: pl.DataFrame) -> Shar
 
 def _covered(spans: Spans, grid: _Grid, stretch_of_run: I64, chosen: list[int], sites: int) -> F64:
     """What the spans of each chosen site cover: shape (sites, places)."""
-    row_of_site = np.full(sites, len(chosen)) * grid.places  # all else goes to one more row
-    row_of_site[chosen] = np.arange(len(chosen)) * grid.places
+    row_of_site = np.full(sites, len(chosen))  # all else goes to one more row
+    row_of_site[chosen] = np.arange(len(chosen))
     site = spans.frame["site"].to_numpy()
-    found = _Covered(len(chosen) + 1, grid.places)
+    found = Covered(len(chosen) + 1, grid.places)
     for low in range(0, len(spans), _ROWS):
         part = slice(low, min(low + _ROWS, len(spans)))
         row, stretch = row_of_site[site[part]], stretch_of_run[spans.run(part)]
-        row[(spans.flags[part] & np.uint16(SpanFlag.CROSS_WARP)) != 0] = len(chosen) * grid.places
+        row[(spans.flags[part] & np.uint16(SpanFlag.CROSS_WARP)) != 0] = len(chosen)
         found.add(row, grid.place(stretch, spans.start_ns[part]), grid.place(stretch, spans.end_ns[part]))
     return found.total()[:-1]
 
