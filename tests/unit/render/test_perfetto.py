@@ -297,6 +297,32 @@ def test_counters_step_with_each_block_and_the_sm_says_how_many_are_there() -> N
     assert resident == [("1 block", 0, 5), ("2 blocks", 5, 10), ("1 block", 10, 30), ("1 block", 40, 41)]
 
 
+def of_two_sms() -> Any:
+    """Blocks 0 and 1 on SM 4, 2 on SM 7, 100 ns apart; each a span of 30 ns and one of 5."""
+    rows = [span(100 * b + s, 100 * b + e, block=b) for b in range(3) for s, e in ((0, 30), (30, 35))]
+    return fake.of_spans(rows, SITES, sms={0: 4, 1: 4, 2: 7})
+
+
+@pytest.mark.parametrize(
+    ("selection", "starts", "sms", "blocks"),
+    [
+        ({}, [0, 30, 100, 130, 200, 230], ["SM 4", "SM 7"], ["block 0", "block 1", "block 2"]),
+        ({"sms": [7]}, [200, 230], ["SM 7"], ["block 2"]),
+        ({"blocks": [1]}, [100, 130], ["SM 4"], ["block 1"]),
+        ({"from_ns": 30, "to_ns": 130}, [30, 100], ["SM 4"], ["block 0", "block 1"]),
+        ({"min_duration_ns": 6}, [0, 100, 200], ["SM 4", "SM 7"], ["block 0", "block 1", "block 2"]),
+        ({"sms": [4], "blocks": [1], "from_ns": 131}, [130], ["SM 4"], ["block 1"]),
+    ],
+)
+def test_a_selection_has_rows_for_what_is_left_and_for_nothing_else(
+    selection: dict[str, Any], starts: list[int], sms: list[str], blocks: list[str]
+) -> None:
+    found = written(of_two_sms(), **selection)
+    assert sorted(s.start_ns for s in found.of_spans()) == starts
+    assert [t.name for t in found.tracks.values() if t.name.startswith("SM ")] == sms
+    assert sorted(s.name for s in found.slices if s.category == "block") == blocks
+
+
 def test_launches_that_overlap_get_tracks_of_their_own() -> None:
     found = exported(span(0, 10), span(5, 8, launch=1), span(20, 30, launch=2))
     assert [(found.path(s.track), s.name, s.start_ns, s.end_ns) for s in found.slices if s.category == "launch"] == [
