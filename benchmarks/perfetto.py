@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 import warplens  # noqa: E402
 from tests.synthesis import nested_recording  # noqa: E402
 from tests.unit.render.fake import tiled  # noqa: E402
-from warplens.render.export import GZIP_LEVEL  # noqa: E402
+from warplens.render.export import GZIP_LEVEL, GZIP_LEVEL_OF_ARGUMENTS  # noqa: E402
 
 ROUNDS = 7
 LEVELS = (1, 2, 3, 4, 5, 6, 9)
@@ -94,14 +94,15 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         results = {name: measure(trace, Path(folder)) for name, trace in traces.items()}
-        by_level = levels(traces["rmsnorm_tiled"], Path(folder))
+        by_level = {f"levels_of_{name}": levels(traces[name], Path(folder)) for name in ("rmsnorm_tiled", "nested")}
     facts = {
         **described("python benchmarks/perfetto.py", "numpy", "polars", zlib=zlib.ZLIB_RUNTIME_VERSION),
         "load_average": {"begin": load, "end": os.getloadavg()},
         "rounds": ROUNDS,
     }
     facts |= {"recording": RECORDING.relative_to(ROOT).as_posix(), "gzip_level": GZIP_LEVEL}
-    text = json.dumps({**facts, **results, "levels_of_rmsnorm_tiled": by_level}, indent=1)
+    facts["gzip_level_of_arguments"] = GZIP_LEVEL_OF_ARGUMENTS
+    text = json.dumps({**facts, **results, **by_level}, indent=1)
     RESULTS.write_text(text + "\n", encoding="utf-8")
     sys.stdout.write(f"wrote {RESULTS.relative_to(ROOT)}\n")
 

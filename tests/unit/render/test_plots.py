@@ -222,6 +222,17 @@ def test_a_single_span_of_no_length_is_drawn(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_times_beyond_2_to_the_53_make_the_same_picture(tmp_path: Path, kind: str) -> None:
+    trace, late = small(), pl.col("^start_ns|end_ns|start_cycles$") + (1 << 60)
+    moved = {name: getattr(trace, name).with_columns(late) for name in ("launches", "blocks", "spans")}
+    pictures = [
+        plot(each, kind, tmp_path / "a.svg", after=each if kind == "diff" else None).read_bytes()
+        for each in (trace, replace(trace, **moved))
+    ]
+    assert pictures[0] == pictures[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_launch_without_spans_is_drawn_or_refused_with_where_to_look(tmp_path: Path, kind: str) -> None:
     trace = replace(small(), spans=small().spans.clear())
     if kind == "blocks":
