@@ -1,10 +1,11 @@
 """How fast a trace becomes a Perfetto file, and how large: results/perfetto.json.
 
 The recording of RMSNorm (528 x 5120, an H200) as it is, and tiled to 10^6 spans (as many launches one after the other);
-10^6 spans that nest, of the tests' reference encoder; and
-the tiled recording with a range over the second half of each phase and the first of the next, which all cross.
-`export_s` is `warplens.export` to a file in the temporary
-folder, from tables in memory; `levels` packs the same bytes with each level of zlib.
+10^6 spans that nest, of the tests' reference encoder; and the tiled recording with a range over the second half of each
+phase and the first of the next, which all cross.
+`export_s` is `warplens.export` to a file in the temporary folder, from tables in memory; `cpu_s` is what the process
+used of its CPUs for that (packing runs beside writing), which other programs on the machine change less; `levels` packs
+the same bytes with each level of zlib.
 Run from the checkout, on a quiet machine: `python benchmarks/perfetto.py`.
 """
 
@@ -44,14 +45,17 @@ def measure(trace: Any, folder: Path) -> dict[str, object]:
     for arguments in (False, True):
         for gzip in (False, True):
             name = f"{'with' if arguments else 'without'}_arguments_{'gzipped' if gzip else 'plain'}"
-            times = []
+            times, cpu = [], []
             for _ in range(ROUNDS):
-                begin = time.perf_counter()
+                begin, cpu_begin = time.perf_counter(), time.process_time()
                 path = warplens.export(trace, folder / "a.pftrace", arguments=arguments, gzip=gzip)
                 times.append(time.perf_counter() - begin)
+                cpu.append(time.process_time() - cpu_begin)
             size = path.stat().st_size
             result[name] = {
                 "export_s": times,
+                "cpu_s": cpu,
+                "spans_per_cpu_s": {"best": spans / min(cpu), "median": spans / statistics.median(cpu)},
                 "spans_per_s": {"best": spans / min(times), "median": spans / statistics.median(times)},
                 "bytes": size,
                 "bytes_per_span": size / spans,

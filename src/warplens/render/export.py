@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("perfetto", "parquet", "csv")
 GZIP_LEVEL: Final = 5
-"""Of spans without arguments: where ranges nest, level 4 takes a seventh more bytes for a sixth less time, level 6 as
-many bytes as 5 in twice the time and more (benchmarks/results/perfetto.json)."""
+"""Of spans without arguments: where ranges nest, level 4 makes a seventh more bytes in three quarters of the time,
+level 6 as many bytes as 5 in twice the time (benchmarks/results/perfetto.json)."""
 GZIP_LEVEL_OF_ARGUMENTS: Final = 4
 """With arguments there is more to pack, and level 5 saves a thirtieth to a twelfth."""
 
