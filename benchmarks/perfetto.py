@@ -1,10 +1,11 @@
 """How fast a trace becomes a Perfetto file, and how large: results/perfetto.json.
 
 The recording of RMSNorm (528 x 5120, an H200) as it is, and tiled to 10^6 spans (as many launches one after the other);
-10^6 spans that nest, of the tests' reference encoder; and
-the tiled recording with a range over the second half of each phase and the first of the next, which all cross.
-`export_s` is `warplens.export` to a file in the temporary
-folder, from tables in memory; `levels` packs the same bytes with each level of zlib.
+10^6 spans that nest, of the tests' reference encoder; and the tiled recording with a range over the second half of each
+phase and the first of the next, which all cross.
+`export_s` is `warplens.export` to a file in the temporary folder, from tables in memory; `cpu_s` is what the process
+used of its CPUs for that (packing runs beside writing), which other programs on the machine change less; `levels` packs
+the same bytes with each level of zlib.
 Run from the checkout, on a quiet machine: `python benchmarks/perfetto.py`.
 """
 
@@ -30,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 import warplens  # noqa: E402
 from tests.synthesis import nested_recording  # noqa: E402
 from tests.unit.render.fake import tiled  # noqa: E402
-from warplens.render.export import GZIP_LEVEL  # noqa: E402
+from warplens.render.export import GZIP_LEVEL, GZIP_LEVEL_OF_ARGUMENTS  # noqa: E402
 
 ROUNDS = 7
 LEVELS = (1, 2, 3, 4, 5, 6, 9)
@@ -44,14 +45,17 @@ def measure(trace: Any, folder: Path) -> dict[str, object]:
     for arguments in (False, True):
         for gzip in (False, True):
             name = f"{'with' if arguments else 'without'}_arguments_{'gzipped' if gzip else 'plain'}"
-            times = []
+            times, cpu = [], []
             for _ in range(ROUNDS):
-                begin = time.perf_counter()
+                begin, cpu_begin = time.perf_counter(), time.process_time()
                 path = warplens.export(trace, folder / "a.pftrace", arguments=arguments, gzip=gzip)
                 times.append(time.perf_counter() - begin)
+                cpu.append(time.process_time() - cpu_begin)
             size = path.stat().st_size
             result[name] = {
                 "export_s": times,
+                "cpu_s": cpu,
+                "spans_per_cpu_s": {"best": spans / min(cpu), "median": spans / statistics.median(cpu)},
                 "spans_per_s": {"best": spans / min(times), "median": spans / statistics.median(times)},
                 "bytes": size,
                 "bytes_per_span": size / spans,
@@ -94,14 +98,15 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         results = {name: measure(trace, Path(folder)) for name, trace in traces.items()}
-        by_level = levels(traces["rmsnorm_tiled"], Path(folder))
+        by_level = {f"levels_of_{name}": levels(traces[name], Path(folder)) for name in ("rmsnorm_tiled", "nested")}
     facts = {
         **described("python benchmarks/perfetto.py", "numpy", "polars", zlib=zlib.ZLIB_RUNTIME_VERSION),
         "load_average": {"begin": load, "end": os.getloadavg()},
         "rounds": ROUNDS,
     }
     facts |= {"recording": RECORDING.relative_to(ROOT).as_posix(), "gzip_level": GZIP_LEVEL}
-    text = json.dumps({**facts, **results, "levels_of_rmsnorm_tiled": by_level}, indent=1)
+    facts["gzip_level_of_arguments"] = GZIP_LEVEL_OF_ARGUMENTS
+    text = json.dumps({**facts, **results, **by_level}, indent=1)
     RESULTS.write_text(text + "\n", encoding="utf-8")
     sys.stdout.write(f"wrote {RESULTS.relative_to(ROOT)}\n")
 

@@ -86,7 +86,7 @@ class Slice:
 class PerfettoTrace:
     tracks: dict[int, Track] = field(default_factory=dict)
     slices: list[Slice] = field(default_factory=list)
-    counters: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    counters: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     packets: int = 0
 
     def path(self, uuid: int) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ class _Reader:
             assert track in self.trace.tracks
             stack = open_.setdefault(track, [])
             if kind == 4:
-                self.trace.counters.setdefault(track, []).append((time_ns, event[30][0]))
+                self.trace.counters.setdefault(track, []).append((time_ns, self.count(event)))
             elif kind == 2:
                 assert stack, "an end with nothing open"
                 stack.pop().end_ns = time_ns
@@ -173,6 +173,10 @@ class _Reader:
                     stack.append(made)
         assert not any(open_.values()), "slices without an end"
         return self.trace
+
+    def count(self, event: dict[int, list[Any]]) -> float:
+        value: float = struct.unpack("<d", event[44][0])[0] if 44 in event else event[30][0]
+        return value
 
     def slice(self, time_ns: int, track: int, event: dict[int, list[Any]], instant: bool) -> Slice:
         name = event[23][0] if 23 in event else self.names[2][event[10][0]][2]

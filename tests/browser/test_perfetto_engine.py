@@ -117,6 +117,23 @@ def test_a_million_spans_are_the_same_in_perfetto(engine: Path, tmp_path: Path) 
     assert deepest == [(0,)]
 
 
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_counters_have_the_values_that_our_reader_finds(engine: Path, path: Path, tmp_path: Path) -> None:
+    file = warplens.export(warplens.open(path), tmp_path / "a.gz", arguments=False)
+    ours = perfetto_reader.read(file.read_bytes())
+    (rows,) = ask(
+        engine,
+        file,
+        "select track.name, unit, ts, value from counter join counter_track track on track.id = track_id order by ts",
+    )
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for name, unit, at, value in rows:
+        found.setdefault((name, unit), []).append((at, float(value)))
+    tracks = {uuid: ours.tracks[uuid] for uuid in ours.counters}
+    assert found == {(track.name, track.unit): ours.counters[uuid] for uuid, track in tracks.items()}
+    assert len(found) == 2 + warplens.open(path).sites.height
+
+
 def crossing() -> Any:
     """Ranges that cross phases and each other, over several blocks, and arrivals that waits name."""
     sites = [("load", "phase", ""), ("tile", "range", ""), ("copy", "range", "")]

@@ -24,7 +24,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "summary": ("warplens.cli.look", "Print how far a trace can be trusted, and where its blocks spent their time."),
     "show": ("warplens.cli.look", "Print the warps of one block as a timeline."),
     "report": ("warplens.cli.report", "Write one page that shows a trace in any browser, offline."),
-    "plot": ("warplens.cli.look", "Draw all blocks of a launch, or the warps of one block, as PNG or SVG."),
+    "plot": (
+        "warplens.cli.look",
+        "Draw blocks, warps, durations, one phase over SMs, or two traces, as PNG, SVG or PDF.",
+    ),
     "export": ("warplens.cli.export", "Write a trace for Perfetto, as Parquet tables, or its spans as CSV."),
     "info": ("warplens.cli.ask", "Print what a file is: device, versions, kernels, launches, members."),
     "query": ("warplens.cli.ask", "Run SQL over the tables launches, blocks, spans, sites, problems and audit."),

@@ -39,7 +39,7 @@ def demo(output: Path, device: str, open_pictures: bool) -> int:
     Ends with exit code 4 when the recording has losses or problems, as `summary` does.
     """
     from warplens.demo import demo_trace
-    from warplens.render.plots import KINDS, plot
+    from warplens.render.plots import plot
     from warplens.render.text import summary
 
     trace, origin = demo_trace("cpu" if device == "cpu" else "auto")
@@ -51,7 +51,7 @@ def demo(output: Path, device: str, open_pictures: bool) -> int:
         trace.save(recording)
     except OSError as error:
         raise FileError(f"cannot write to {output}: {error.strerror or error}") from error
-    pictures = [plot(trace, kind, output / f"warplens-demo-{kind}.png") for kind in KINDS]
+    pictures = [plot(trace, kind, output / f"warplens-demo-{kind}.png") for kind in ("blocks", "warps")]
     click.echo()
     finish([recording, *pictures], f"warplens show {quoted(recording)}")
     if open_pictures:

@@ -31,6 +31,7 @@ _ENDINGS: Final = {"perfetto": ".pftrace.gz", "parquet": "-parquet", "csv": "-sp
 )
 @click.option("--no-arguments", is_flag=True, help="perfetto: names and times alone, a third of the size.")
 @click.option("--no-gzip", is_flag=True, help="perfetto: not packed.")
+@click.option("--open", "open_ui", is_flag=True, help="perfetto: show it in the browser, from this machine.")
 def export(
     file: Path,
     form: str,
@@ -43,22 +44,44 @@ def export(
     min_ns: int,
     no_arguments: bool,
     no_gzip: bool,
+    open_ui: bool,
 ) -> None:
     """Write FILE for other tools: a trace for Perfetto, Parquet tables, or a CSV of the spans.
 
     Without -o the result is FILE's name with .pftrace.gz, -parquet (a folder) or -spans.csv, in the current folder.
-    Spans and blocks in part inside of --from and --to are written whole.
+    Spans and blocks in part inside of --from and --to are written whole. With --open the file is served to
+    https://ui.perfetto.dev from 127.0.0.1:9001 until that page has fetched it; it is sent nowhere else.
     """
     from warplens.render.export import export as write
     from warplens.render.selection import Selection
 
-    if form != "perfetto" and (no_arguments or no_gzip):
-        raise UsageError("--no-arguments and --no-gzip are for -t perfetto")
+    if form != "perfetto" and (no_arguments or no_gzip or open_ui):
+        raise UsageError("--no-arguments, --no-gzip and --open are for -t perfetto")
     ending = ".pftrace" if no_gzip else _ENDINGS[form]
     target = output or Path(f"{file.stem}{ending}")
     selection = Selection(launch=launch, sms=sms, blocks=blocks, from_ns=from_ns, to_ns=to_ns, min_duration_ns=min_ns)
     write(open_trace(file), target, format=form, selection=selection, arguments=not no_arguments, gzip=not no_gzip)
-    if form == "perfetto":
+    if open_ui:
+        finish([target])
+        _serve(target)
+    elif form == "perfetto":
         finish([target], f"open https://ui.perfetto.dev and drop {quoted(target)} on it")
     else:
         finish([target], f"warplens export {quoted(file)} -t perfetto")
+
+
+def _serve(path: Path) -> None:
+    """Open Perfetto's page, and wait until it has fetched the file or the user has had enough."""
+    from warplens.cli.serve import TraceServer
+
+    with TraceServer(path) as server:
+        click.echo(f"serving {server.here}\nopening {server.url}", err=True)
+        click.echo("the browser may ask whether the page may reach this device: allow it", err=True)
+        click.echo("waiting until the page has fetched the file; Ctrl-C ends this", err=True)
+        click.launch(server.url)
+        try:
+            server.serve_once()
+        except KeyboardInterrupt:
+            click.echo("stopped; the file was not fetched", err=True)
+        else:
+            click.echo("fetched; the page has all it needs", err=True)

@@ -79,21 +79,42 @@ def show(file: Path, launch: int | None, block: int | None, width: int | None) -
 
 @click.command()
 @file_argument
-@click.argument("kind", type=click.Choice(["blocks", "warps"]))
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help="PNG or SVG, by its suffix.")
+@click.argument("kind", type=click.Choice(["blocks", "warps", "distributions", "sm", "diff"]))
+@click.argument("after", type=click.Path(path_type=Path), metavar="[AFTER]", required=False)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help="PNG, SVG or PDF, by its suffix.")
 @launch_option
-@click.option("--block", type=click.IntRange(min=0), metavar="N", help="Block N (default: first of the second wave).")
-def plot(file: Path, kind: str, output: Path | None, launch: int | None, block: int | None) -> None:
-    """Draw FILE: all `blocks` of a launch on one time axis, or the `warps` of one block.
+@click.option("--block", type=click.IntRange(min=0), metavar="N", help="warps: block N (default: see `show`).")
+@click.option("--site", metavar="NAME", help="sm: this site (default: the one with the largest share).")
+def plot(
+    file: Path,
+    kind: str,
+    after: Path | None,
+    output: Path | None,
+    launch: int | None,
+    block: int | None,
+    site: str | None,
+) -> None:
+    """Draw FILE as PNG, SVG or PDF.
 
-    Without -o the picture is FILE's name with -blocks.png or -warps.png, in the current folder.
+    \b
+    blocks         all blocks of a launch on one time axis, a lane an SM
+    warps          the warps of one block
+    distributions  how long the spans of each site last
+    sm             how many warps of each SM are in one site, over time
+    diff           each site's durations in FILE and in AFTER, side by side
+
+    Without -o the picture is FILE's name with -KIND.png, in the current folder.
     """
     from warplens.render.plots import plot as draw
 
     target = output or Path(f"{file.stem}-{kind}.png")
-    draw(open_trace(file), kind, target, launch=launch, block=block)
-    other = "warps" if kind == "blocks" else "blocks"
-    finish([target], f"warplens plot {quoted(file)} {other}" + _where(launch, None))
+    second = None if after is None else open_trace(after)
+    draw(open_trace(file), kind, target, launch=launch, block=block, site=site, after=second)
+    if after is not None:
+        finish([target], f"warplens summary {quoted(after)}")
+    else:
+        following = {"blocks": "warps", "warps": "distributions", "distributions": "sm", "sm": "blocks"}[kind]
+        finish([target], f"warplens plot {quoted(file)} {following}" + _where(launch, None))
 
 
 def _where(launch: int | None, block: int | None) -> str:

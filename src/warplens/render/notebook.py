@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
+from rich.terminal_theme import TerminalTheme
 
 from warplens.errors import WarplensError
 from warplens.render.plots import plot
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
 
 MAX_BYTES: Final = 1_000_000
 _COLUMNS: Final = 120
-_TEXT: Final = '<pre style="line-height:1.25;font-size:12px;overflow-x:auto">{code}</pre>'
+_FONTS: Final = "Menlo,Consolas,'DejaVu Sans Mono','Courier New',monospace"
+"""Said here, for not every notebook gives `pre` a font whose characters are equally wide."""
+_TEXT: Final = f'<pre style="font-family:{_FONTS};line-height:1.25;font-size:12px;overflow-x:auto">{{code}}</pre>'
+_GREY: Final = (128, 128, 128)
+_INK: Final = (1, 2, 3)
+_COLORS: Final = (_GREY, (205, 60, 60), (40, 150, 70), (176, 130, 0), (70, 120, 220), (170, 80, 170), (0, 145, 160))
+_THEME: Final = TerminalTheme(_GREY, _INK, [*_COLORS, _GREY])
+"""Colours that are read on a light and on a dark notebook; dim text is mixed with grey."""
+_OWN: Final = {"#010203": "inherit", "#404141": "#808080"}
+"""_INK stands for the notebook's own colour of text; mixed with grey it would be too dark on a dark one."""
 _NEXT: Final = '<p>The whole trace as a page: <code>warplens.report(trace, "report.html")</code></p>'
 
 
@@ -30,7 +40,9 @@ def html(trace: Trace) -> str:
     """HTML of the summary and, where there are spans to draw and it fits, a picture."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_jupyter=False, markup=False, emoji=False)
     console.print(summary(trace))
-    text = console.export_html(inline_styles=True, code_format=_TEXT)
+    text = console.export_html(theme=_THEME, inline_styles=True, code_format=_TEXT)
+    for ink, color in _OWN.items():
+        text = text.replace(f"color: {ink}", f"color: {color}")
     if len(text) > MAX_BYTES // 2:
         text = f"<p>The summary has {len(text):,} characters: <code>warplens summary</code> prints it.</p>"
     picture = _picture(trace)

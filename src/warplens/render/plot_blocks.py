@@ -69,7 +69,7 @@ def blocks_figure(trace: Trace, launch: int | None) -> Figure:
     shapes = boxes(begin[later] - edge / 2, begin[later] + edge / 2, lane[later], lane[later] + 1)
     axes.add_collection(PolyCollection(shapes, facecolor=INK, linewidth=0, rasterized=True))
     for each in (above, axes):
-        each.set_xlim(0, end.max() * 1.005)
+        each.set_xlim(0, max(end.max(), 1) * 1.005)
     _dress(axes, lanes, ticks, unit)
     waves = int(wave.max()) + 1
     facts = f"{counted(blocks.height, 'block')} in {counted(waves, 'wave')}"

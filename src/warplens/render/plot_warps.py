@@ -36,6 +36,7 @@ _CAPTION: Final = (
 _MAX_LEVELS: Final = 5  # of ranges in a row; deeper ones share the last
 _TEETH: Final = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 _MANY: Final = 2000  # bars of a site from which they become a picture inside an SVG
+_HATCHED: Final = 150  # of so many bars of a wait only those at least this part of the block: 0.5 ms each
 
 
 def warps_figure(trace: Trace, launch: int | None, block: int | None) -> Figure:
@@ -94,11 +95,22 @@ def _sites(trace: Trace, spans: pl.DataFrame, row: I64, length: int) -> tuple[li
         long = group.filter(~pl.Series(instant))
         wait = kinds[site] in WAITING_KINDS
         look: dict[str, Any] = {"facecolor": color, "hatch": "/////" if wait else None, "edgecolor": "white"}
-        shapes, many = _shapes(long, row, length), long.height >= _MANY
-        bars.append(PolyCollection(shapes, linewidth=0.0 if many else 0.4, zorder=2, rasterized=many, **look))
+        bars += _bars(long, row, length, look)
         text = f"{label}  {median_of(long['duration_cycles']):,.0f} cycles"
         handles.append(Patch(linewidth=0, label=text, **look))
     return bars, handles
+
+
+def _bars(spans: pl.DataFrame, row: I64, length: int, look: dict[str, Any]) -> list[Collection]:
+    """The bars of one site; where there are many, narrow ones are not hatched."""
+    many = spans.height >= _MANY
+    wide = pl.col("duration_cycles") * _HATCHED >= length if many and look["hatch"] else pl.lit(True)
+    bars: list[Collection] = []
+    for part, hatch in ((spans.filter(wide), look["hatch"]), (spans.filter(~wide), None)):
+        if part.height:
+            edge: dict[str, Any] = {"linewidth": 0.0 if many else 0.4, "zorder": 2, "rasterized": many}
+            bars.append(PolyCollection(_shapes(part, row, length), **{**look, "hatch": hatch}, **edge))
+    return bars
 
 
 def _with_tracks(spans: pl.DataFrame, sites: pl.DataFrame) -> tuple[pl.DataFrame, int]:

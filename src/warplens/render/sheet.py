@@ -1,4 +1,4 @@
-"""The sheet that both pictures are drawn on.
+"""The sheet that all pictures are drawn on.
 
 In: sizes in inches, titles, legend entries. Out: a matplotlib figure with its axes placed, a title block flush with
 the axes, a legend below. Margins are fixed, not fitted, so that pictures of two traces line up and are quick to make.
@@ -28,10 +28,18 @@ _CHARACTER_IN: Final = 0.074  # of the legend's font, on average
 LEGEND_ENTRIES: Final = 24
 
 
-def sheet(heights_in: Sequence[float], gaps_in: Sequence[float], labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
+def sheet(
+    heights_in: Sequence[float],
+    gaps_in: Sequence[float],
+    labels: Sequence[str],
+    *,
+    left_in: float = LEFT_IN,
+    right_in: float = RIGHT_IN,
+) -> tuple[Figure, list[Axes]]:
     """A figure with axes of `heights_in` from top to bottom and a legend's room for `labels`.
 
     `gaps_in` holds one more number than `heights_in`: the room above each of the axes, then that below the last.
+    `left_in` and `right_in` is the room beside them.
     """
     rows = -(-len(labels) // _columns(labels)) if labels else 0
     total = _TITLE_IN + sum(heights_in) + sum(gaps_in) + rows * _ROW_IN + 0.14
@@ -39,7 +47,7 @@ def sheet(heights_in: Sequence[float], gaps_in: Sequence[float], labels: Sequenc
     axes, top = [], total - _TITLE_IN
     for height, gap in zip(heights_in, gaps_in, strict=False):
         top -= gap + height
-        box = (LEFT_IN / WIDTH_IN, top / total, (WIDTH_IN - LEFT_IN - RIGHT_IN) / WIDTH_IN, height / total)
+        box = (left_in / WIDTH_IN, top / total, (WIDTH_IN - left_in - right_in) / WIDTH_IN, height / total)
         axes.append(figure.add_axes(box))
     return figure, axes
 

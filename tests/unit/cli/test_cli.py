@@ -148,7 +148,7 @@ def test_show_ends_with_the_picture_of_the_same_block(good: Path) -> None:
     assert run("show", good, "--block", 3).stderr == f"next: warplens plot {good} warps --block 3\n"
 
 
-@pytest.mark.parametrize("kind", ["blocks", "warps"])
+@pytest.mark.parametrize("kind", ["blocks", "warps", "distributions", "sm"])
 def test_plot_writes_beside_the_user_and_says_where(good: Path, kind: str, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
@@ -156,6 +156,16 @@ def test_plot_writes_beside_the_user_and_says_where(good: Path, kind: str, tmp_p
     assert result.exit_code == 0
     assert result.stdout == f"wrote run-{kind}.png\n"
     assert (tmp_path / f"run-{kind}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_takes_a_site_and_a_second_file(good: Path, lossy: Path, tmp_path: Path) -> None:
+    result = run("plot", good, "sm", "--site", "store", "-o", tmp_path / "a.pdf")
+    assert (result.exit_code, result.stdout) == (0, f"wrote {tmp_path / 'a.pdf'}\n")
+    result = run("plot", good, "diff", lossy, "-o", tmp_path / "a.svg")
+    assert (result.exit_code, result.stdout) == (0, f"wrote {tmp_path / 'a.svg'}\n")
+    assert b"7 events lost after" in (tmp_path / "a.svg").read_bytes()
+    assert result.stderr == f"next: warplens summary {lossy}\n"
+    assert run("plot", good, "diff", tmp_path / "missing.wlens").exit_code == 3
 
 
 def test_info_says_what_the_file_is(good: Path) -> None:
@@ -196,7 +206,11 @@ def test_a_wrong_query_is_a_usage_error_that_lists_the_tables(good: Path, sql: s
         ["summary", "FILE", "--launch", "9"],
         ["show", "FILE", "--block", "99999"],
         ["plot", "FILE", "flames"],
-        ["plot", "FILE", "warps", "-o", "a.pdf"],
+        ["plot", "FILE", "warps", "-o", "a.jpg"],
+        ["plot", "FILE", "warps", "FILE"],
+        ["plot", "FILE", "diff"],
+        ["plot", "FILE", "sm", "--site", "nothing"],
+        ["plot", "FILE", "warps", "--site", "store"],
         ["plot", "FILE", "blocks", "--block", "1"],
         ["query", "FILE", "select 1", "--csv", "--json"],
         ["summary"],

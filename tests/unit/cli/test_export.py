@@ -50,6 +50,14 @@ def test_options_select_and_trim(file: Path) -> None:
     assert all(s.args == {} for s in found.slices)
 
 
+def test_sms_are_selected(file: Path) -> None:
+    assert run(file, "-t", "parquet", "--sm", "1-2").exit_code == 0
+    blocks = pl.read_parquet("run-parquet/blocks.parquet")
+    assert set(blocks["sm_begin"]) == {1, 2}
+    spans = pl.read_parquet("run-parquet/spans.parquet")
+    assert set(spans.select("launch", "block").rows()) == set(blocks.select("launch", "block").rows())
+
+
 def test_spans_are_selected_by_time_and_length(file: Path) -> None:
     def spans() -> pl.DataFrame:
         return pl.read_parquet("run-parquet/spans.parquet")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,28 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import perfetto_reader, synthesis
+from tests import synthesis
 from tests.perfetto_reader import PerfettoTrace, Slice
 from tests.unit.render import fake
+from tests.unit.render.perfetto_cases import COPY, FULL, LOAD, SITES, TICK, TILE, exported, span, written
 from warplens.demo import demo_trace
 from warplens.errors import FormatError, UsageError
 from warplens.render.perfetto import nesting, perfetto_bytes
 from warplens.render.selection import Selection, choose
 from warplens.trace import Trace
-
-SITES = [("load", "phase", ""), ("tile", "range", ""), ("copy", "range", ""), ("tick", "mark", "")]
-SITES += [("full", "wait", "stage 0"), ("filled", "arrive", "stage 0")]
-LOAD, TILE, COPY, TICK, FULL, FILLED = range(6)
-
-
-def written(trace: Any, *, arguments: bool = True, **selection: Any) -> PerfettoTrace:
-    chosen = choose(trace, Selection(**selection))
-    buffers = perfetto_bytes(chosen, trace.sites, trace.origin_ns, arguments=arguments)
-    return perfetto_reader.read(b"".join(bytes(buffer) for buffer in buffers))
-
-
-def exported(*rows: dict[str, Any], **options: Any) -> PerfettoTrace:
-    return written(fake.of_spans(list(rows), SITES), **options)
 
 
 def rmsnorm(**shape: Any) -> Any:
@@ -41,10 +28,6 @@ def rmsnorm(**shape: Any) -> Any:
     trace = fake.rmsnorm(**shape)
     following = pl.col("start_ns").shift(-1).over("launch", "block", "warp") - pl.col("start_ns")
     return replace(trace, spans=trace.spans.with_columns(duration_ns=following.fill_null(pl.col("duration_ns"))))
-
-
-def span(start: int, end: int, site: int = LOAD, **columns: Any) -> dict[str, Any]:
-    return {"start": start, "end": end, "site": site, **columns}
 
 
 def tree_of(trace: PerfettoTrace) -> list[tuple[str, str, int, int, int]]:
@@ -259,9 +242,10 @@ def test_tracks_go_from_launches_to_sms_to_slots_to_warps_in_order_of_number() -
     assert [t.name for t in found.children(root.uuid)] == [
         "resident blocks",
         "resident warps",
+        "warps in each phase",
         *(f"SM {n}" for n in range(12)),
     ]
-    for sm in found.children(root.uuid)[2:]:
+    for sm in found.children(root.uuid)[3:]:
         slots = found.children(sm.uuid)
         assert [t.name for t in slots] == ["slot 0", "slot 1"]
         for slot in slots:
@@ -305,11 +289,38 @@ def test_counters_step_with_each_block_and_the_sm_says_how_many_are_there() -> N
     )
     by_name = {found.tracks[uuid].name: values for uuid, values in found.counters.items()}
     assert by_name == {
+        "load": [(0, 100), (30, 0), (40, 100), (41, 0)],
         "resident blocks": [(0, 1), (5, 2), (10, 1), (30, 0), (40, 1), (41, 0)],
         "resident warps": [(0, 1), (5, 3), (10, 2), (20, 1), (30, 0), (40, 1), (41, 0)],
     }
     resident = [(s.name, s.start_ns, s.end_ns) for s in found.slices if s.category == "resident"]
     assert resident == [("1 block", 0, 5), ("2 blocks", 5, 10), ("1 block", 10, 30), ("1 block", 40, 41)]
+
+
+def of_two_sms() -> Any:
+    """Blocks 0 and 1 on SM 4, 2 on SM 7, 100 ns apart; each a span of 30 ns and one of 5."""
+    rows = [span(100 * b + s, 100 * b + e, block=b) for b in range(3) for s, e in ((0, 30), (30, 35))]
+    return fake.of_spans(rows, SITES, sms={0: 4, 1: 4, 2: 7})
+
+
+@pytest.mark.parametrize(
+    ("selection", "starts", "sms", "blocks"),
+    [
+        ({}, [0, 30, 100, 130, 200, 230], ["SM 4", "SM 7"], ["block 0", "block 1", "block 2"]),
+        ({"sms": [7]}, [200, 230], ["SM 7"], ["block 2"]),
+        ({"blocks": [1]}, [100, 130], ["SM 4"], ["block 1"]),
+        ({"from_ns": 30, "to_ns": 130}, [30, 100], ["SM 4"], ["block 0", "block 1"]),
+        ({"min_duration_ns": 6}, [0, 100, 200], ["SM 4", "SM 7"], ["block 0", "block 1", "block 2"]),
+        ({"sms": [4], "blocks": [1], "from_ns": 131}, [130], ["SM 4"], ["block 1"]),
+    ],
+)
+def test_a_selection_has_rows_for_what_is_left_and_for_nothing_else(
+    selection: dict[str, Any], starts: list[int], sms: list[str], blocks: list[str]
+) -> None:
+    found = written(of_two_sms(), **selection)
+    assert sorted(s.start_ns for s in found.of_spans()) == starts
+    assert [t.name for t in found.tracks.values() if t.name.startswith("SM ")] == sms
+    assert sorted(s.name for s in found.slices if s.category == "block") == blocks
 
 
 def test_launches_that_overlap_get_tracks_of_their_own() -> None:
@@ -396,38 +407,6 @@ def test_negative_cycles_stay_negative() -> None:
     trace = fake.of_spans([span(0, 1)], SITES)
     spans = trace.spans.with_columns(start_cycles=pl.lit(-5, pl.Int64))
     assert written(replace(trace, spans=spans)).of_spans()[0].args["start_cycles"] == -5
-
-
-def arrows(found: PerfettoTrace) -> set[tuple[tuple[int, int], tuple[int, int]]]:
-    """(warp, start) of the arrival and of the wait of each arrow."""
-    ends: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
-    for each in found.of_spans():
-        for flow in each.flows:
-            assert each.category not in ends[flow]
-            ends[flow][each.category] = each.args["warp"], each.start_ns
-    return {(pair["arrive"], pair["wait"]) for pair in ends.values()}
-
-
-def test_arrows_join_arrivals_and_waits_of_the_same_block_resource_and_id() -> None:
-    arrive = {"site": FILLED, "flags": 1}
-    found = exported(
-        {"start": 10, "end": 10, "warp": 0, "id": 1, **arrive},
-        {"start": 12, "end": 12, "warp": 1, "id": 1, **arrive},
-        {"start": 40, "end": 40, "warp": 1, "id": 1, **arrive},  # after both waits
-        {"start": 15, "end": 15, "warp": 1, "id": 2, **arrive},  # nobody waits for 2
-        {"start": 16, "end": 16, "warp": 1, **arrive},  # without an id
-        {"start": 10, "end": 10, "warp": 0, "id": 1, "block": 1, **arrive},  # nobody waits in that block
-        span(5, 20, FULL, warp=2, id=1),
-        span(6, 30, FULL, warp=3, id=1),
-        span(30, 31, FULL, warp=3),
-    )
-    assert arrows(found) == {((0, 10), (2, 5)), ((0, 10), (3, 6)), ((1, 12), (2, 5)), ((1, 12), (3, 6))}
-
-
-def test_an_id_that_does_not_tell_rounds_apart_makes_no_arrows() -> None:
-    rows = [{"start": n, "end": n, "site": FILLED, "flags": 1, "id": 0} for n in range(1000)]
-    rows += [span(n, n + 1, FULL, warp=1, id=0) for n in range(1000)]
-    assert arrows(exported(*rows)) == set()
 
 
 def test_a_block_that_the_table_lacks_is_a_format_error() -> None:

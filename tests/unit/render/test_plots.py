@@ -35,18 +35,25 @@ def bars(figure: Figure) -> list[PolyCollection]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+@pytest.mark.parametrize(("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_pictures_have_the_format_of_their_suffix(tmp_path: Path, kind: str, suffix: str, begin: bytes) -> None:
-    path = plot(small(), kind, tmp_path / f"a{suffix}")
+    path = plot(small(), kind, tmp_path / f"a{suffix}", after=small() if kind == "diff" else None)
     assert path.read_bytes().startswith(begin)
     assert [p.name for p in tmp_path.iterdir()] == [f"a{suffix}"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_svg_is_the_same_each_time(tmp_path: Path, kind: str) -> None:
-    first, second = (plot(small(), kind, tmp_path / f"{name}.svg").read_bytes() for name in "ab")
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_picture_is_the_same_each_time(tmp_path: Path, kind: str, suffix: str) -> None:
+    after = small() if kind == "diff" else None
+    first, second = (plot(small(), kind, tmp_path / f"{name}{suffix}", after=after).read_bytes() for name in "ab")
     assert first == second
+    assert b"Date" not in first
     assert b"<dc:date>" not in first
+
+
+def test_a_pdf_holds_its_words_as_text(tmp_path: Path) -> None:
+    assert b"/Subtype /Type0" in plot(small(), "warps", tmp_path / "a.pdf").read_bytes()
 
 
 def test_majority_is_the_phase_of_most_warps_at_each_moment() -> None:
@@ -188,9 +195,13 @@ def test_many_sites_keep_the_legend_to_the_largest() -> None:
 
 def test_wrong_requests_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     for kind, name, options, message in (
-        ("flames", "a.png", {}, "no picture 'flames': there are blocks and warps"),
-        ("warps", "a.pdf", {}, r"must end in \.png or \.svg"),
-        ("blocks", "a.png", {"block": 1}, "takes no block"),
+        ("flames", "a.png", {}, "no picture 'flames': there are blocks, warps, distributions, sm, diff"),
+        ("warps", "a.jpg", {}, r"must end in \.png, \.svg, \.pdf"),
+        ("blocks", "a.png", {"block": 1}, "`blocks` takes no block: `warps` does"),
+        ("warps", "a.png", {"site": "store"}, "`warps` takes no site: `sm` does"),
+        ("sm", "a.png", {"after": small()}, "`sm` takes no second trace: `diff` does"),
+        ("sm", "a.png", {"site": "nothing"}, "no site 'nothing' with a length: there are load_sumsq, warp_reduce"),
+        ("diff", "a.png", {}, "`diff` needs a second trace"),
         ("warps", "a.png", {"launch": 3}, "no launch 3"),
         ("warps", "a.png", {"block": 44}, "block 44 of launch 0 was not recorded"),
     ):
@@ -202,6 +213,39 @@ def test_wrong_requests_are_refused_before_anything_is_written(tmp_path: Path) -
 def test_a_folder_that_is_missing_is_a_file_error(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file or directory"):
         plot(small(), "warps", tmp_path / "missing" / "a.png")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_span_of_no_length_is_drawn(tmp_path: Path, kind: str) -> None:
+    trace = fake.of_spans([{"start": 7, "end": 7}])
+    assert plot(trace, kind, tmp_path / "a.png", after=trace if kind == "diff" else None).stat().st_size > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_times_beyond_2_to_the_53_make_the_same_picture(tmp_path: Path, kind: str) -> None:
+    trace, late = small(), pl.col("^start_ns|end_ns|start_cycles$") + (1 << 60)
+    moved = {name: getattr(trace, name).with_columns(late) for name in ("launches", "blocks", "spans")}
+    pictures = [
+        plot(each, kind, tmp_path / "a.svg", after=each if kind == "diff" else None).read_bytes()
+        for each in (trace, replace(trace, **moved))
+    ]
+    assert pictures[0] == pictures[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_launch_without_spans_is_drawn_or_refused_with_where_to_look(tmp_path: Path, kind: str) -> None:
+    trace = replace(small(), spans=small().spans.clear())
+    if kind == "blocks":
+        assert plot(trace, kind, tmp_path / "a.png").is_file()
+        return
+    with pytest.raises(UsageError, match=r"says why|no site of the same name"):
+        plot(trace, kind, tmp_path / "a.png", after=trace if kind == "diff" else None)
+
+
+def test_of_very_many_waits_only_the_long_ones_are_hatched() -> None:
+    wait = [{"start": n, "end": n + 1} for n in range(0, 4000, 2)] + [{"start": 4000, "end": 4100}]
+    figure = warps_figure(fake.of_spans(wait, [("full", "wait", "s")]), None, None)
+    assert {bool(c.get_hatch()): len(c.get_paths()) for c in bars(figure)} == {True: 1, False: 2000}
 
 
 def test_a_name_as_long_as_can_be_and_a_place_that_is_none(tmp_path: Path) -> None:

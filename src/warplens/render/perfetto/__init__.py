@@ -1,7 +1,8 @@
 """A trace as Perfetto's TrackEvent protobuf.
 
 In: the chosen tables of a Trace. Out: the bytes of a trace file, in pieces. Rows: the launches, below them counters of
-resident blocks and warps, then SM by SM its slots with their blocks, and below each slot its warps.
+resident blocks and warps and of the warps in each phase, then SM by SM its slots with their blocks, and below each
+slot its warps.
 Writes no file and compresses nothing: that is `render.export`.
 """
 
@@ -15,7 +16,8 @@ import polars as pl
 
 from warplens.render.perfetto.flows import find_flows
 from warplens.render.perfetto.nesting import PIECE_ROWS, Spans, find_aside, nest, pieces, read_spans
-from warplens.render.perfetto.packets import ALL_FLAGS, Names, Packets, descriptors
+from warplens.render.perfetto.packets import ALL_FLAGS, Names, Packets, descriptors, site_names
+from warplens.render.perfetto.shares import find_shares
 from warplens.render.perfetto.spans import SpanPackets
 from warplens.render.perfetto.tree import grow
 
@@ -35,13 +37,17 @@ def perfetto_bytes(
     """
     spans = read_spans(chosen.spans, chosen.blocks)
     aside = find_aside(spans)
-    tree = grow(chosen.launches, chosen.blocks, spans, aside, title)
+    shares = find_shares(chosen.blocks, spans, sites)
+    names_of_sites = site_names(sites)
+    counted = [names_of_sites[site] for site in shares.sites]
+    tree = grow(chosen.launches, chosen.blocks, spans, aside, title=title, shares=counted)
     names = Names(sites, np.flatnonzero(np.bincount(spans.flags & ALL_FLAGS)).tolist(), tree.most_slots)
     packets = Packets(names, _bounds(chosen, spans), tree.last, arguments=arguments)
     yield packets.preamble(origin_ns)
     yield from descriptors(tree)
     yield packets.launches(chosen.launches, tree)
     yield from packets.counters(chosen.blocks, tree)
+    yield from packets.shares(shares, tree)
     yield packets.residency(chosen.blocks, tree)
     yield from packets.blocks(chosen.blocks, tree)
     writer = SpanPackets(packets, spans, find_flows(spans, sites) if arguments else None)

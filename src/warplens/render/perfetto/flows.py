@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +53,15 @@ def find_flows(spans: Spans, sites: pl.DataFrame) -> Flows:
     key = ["launch", "block", "resource", "id"]
     rows = spans.frame.lazy().select("launch", "block", "id", "site", "start_ns").with_row_index("row")
     rows = rows.with_columns(end_ns=pl.Series(spans.end_ns)).filter(pl.col("id").is_not_null())
-    sides: dict[str, Any] = {}
-    for kind, some in of_kind.items():
-        side = rows.join(some.lazy().select("site", "resource"), on="site", how="inner")
-        sides[kind] = side.with_columns(pl.len().over(key).alias("members"))
-    pairs = sides["arrive"].join(sides["wait"], on=key, how="inner", suffix="_wait")
-    few = pl.col("members").cast(pl.UInt64) * pl.col("members_wait") <= MAX_PAIRS
-    pairs = pairs.filter(few, pl.col("start_ns") <= pl.col("end_ns_wait")).select("row", "row_wait")
+    sides = {
+        kind: rows.join(some.lazy().select("site", "resource"), on="site", how="inner")
+        for kind, some in of_kind.items()
+    }
+    members = {kind: side.group_by(key).agg(pl.len().cast(pl.UInt64)) for kind, side in sides.items()}
+    few = members["arrive"].join(members["wait"], on=key, suffix="_wait")
+    few = few.filter(pl.col("len") * pl.col("len_wait") <= MAX_PAIRS)  # before the join that makes the pairs
+    pairs = sides["arrive"].join(few, on=key, how="semi").join(sides["wait"], on=key, how="inner", suffix="_wait")
+    pairs = pairs.filter(pl.col("start_ns") <= pl.col("end_ns_wait")).select("row", "row_wait")
     found = pairs.sort("row", "row_wait").collect()
     both = np.concatenate([found[name].to_numpy().astype(np.int64) for name in ("row", "row_wait")])
     order = np.argsort(both, kind="stable")

@@ -204,9 +204,11 @@ def find_aside(spans: Spans) -> Bool:
     meets[spans.first[1:] - 1] = False
     runs = np.unique(np.searchsorted(spans.first, np.flatnonzero(meets), side="right") - 1)
     sizes = np.diff(np.append(spans.first, len(spans)))[runs]
+    until = np.cumsum(sizes)
     begin = 0
     while begin < len(runs):  # some runs at a time, PIECE_ROWS spans or one run
-        end = begin + max(1, int(np.searchsorted(np.cumsum(sizes[begin:]), PIECE_ROWS)))
+        done = int(until[begin] - sizes[begin])
+        end = max(begin + 1, int(np.searchsorted(until, done + PIECE_ROWS)))
         size = sizes[begin:end]
         rows = np.repeat(spans.first[runs[begin:end]] - np.cumsum(size) + size, size) + np.arange(int(size.sum()))
         _mark_crossing(spans, rows[~aside[rows]], aside)

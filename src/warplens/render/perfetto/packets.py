@@ -18,6 +18,8 @@ import polars as pl
 from warplens.decode.flags import SpanFlag
 from warplens.errors import UsageError
 from warplens.render.perfetto.nesting import I64
+from warplens.render.perfetto.shares import Shares
+from warplens.render.perfetto.steps import block_times, steps
 from warplens.render.perfetto.tree import Tree, WarpTracks
 from warplens.render.perfetto.wire import (
     U8,
@@ -31,6 +33,7 @@ from warplens.render.perfetto.wire import (
     text,
     varint,
     width_of,
+    words,
 )
 
 SEQUENCE: Final = number(10, 1) + number(13, 2)
@@ -148,7 +151,7 @@ class Packets:
 
     def counters(self, blocks: pl.DataFrame, tree: Tree) -> Iterator[U8]:
         """Resident blocks and the warps of them that recorded, at each time at which they change."""
-        begin, end = _times(blocks)
+        begin, end = block_times(blocks)
         warps = blocks["warps"].to_numpy().astype(np.int64)
         for track, amount in ((tree.blocks_counter, np.ones_like(warps)), (tree.warps_counter, warps)):
             _, times, values = steps(np.zeros_like(amount), begin, end, amount)
@@ -158,9 +161,20 @@ class Packets:
                 event = [COUNTER, *numbers(30, values[part], value_width), number(11, track)]
                 yield pack(timed(since_ns[part], size, event), len(values[part])).reshape(-1)
 
+    def shares(self, shares: Shares, tree: Tree) -> Iterator[U8]:
+        """Of each phase the percentage of the resident warps that is in it, where that changes."""
+        for track, percent in zip(tree.share_tracks, shares.percent.T, strict=True):
+            kept = np.flatnonzero(np.append(True, percent[1:] != percent[:-1]))
+            since_ns = self.since(shares.times_ns[kept])
+            width = width_of(int(since_ns[1:].max(initial=0)))
+            for part, size in ((slice(0, 1), JUMP), (slice(1, None), width)):
+                values = np.ascontiguousarray(percent[kept[part]]).view(np.uint64)
+                event = [COUNTER, *words(44, values), *numbers(11, np.full(len(values), track), self.track_width)]
+                yield pack(timed(since_ns[part], size, event), len(values)).reshape(-1)
+
     def residency(self, blocks: pl.DataFrame, tree: Tree) -> U8:
         """On the track of each SM with several slots: how many blocks are there, a span a number."""
-        begin, end = _times(blocks)
+        begin, end = block_times(blocks)
         shared = np.flatnonzero(tree.sm_track)
         sm_track, times, values = steps(tree.sm_track[shared], begin[shared], end[shared], np.ones_like(shared))
         some = np.flatnonzero(values)
@@ -182,7 +196,7 @@ class Packets:
                 if self.arguments:
                     shown = _SHOWN_OF_BLOCKS if piece["clustered"][0] else _SHOWN_OF_BLOCKS[:-1]
                     event += [part for key in shown for part in annotation(key, piece[key].to_numpy())]
-                yield self._intervals(*_times(piece), event, *track)
+                yield self._intervals(*block_times(piece), event, *track)
 
     def _intervals(self, begin_ns: I64, end_ns: I64, event: Sequence[Part], *track: Part) -> U8:
         """Begin and end of intervals that only follow each other on their tracks."""
@@ -229,30 +243,12 @@ def flags_annotation(flags: npt.NDArray[Any]) -> list[Part]:
     return message(4, [number(1, _KEY_IIDS["flags"]), *numbers(17, flags.astype(np.uint8), 1)])
 
 
-def steps(group: I64, begin_ns: I64, end_ns: I64, amount: I64) -> tuple[I64, I64, I64]:
-    """Group by group the times at which the sum of its intervals changes, and its value from each on: 0 at the last."""
-    if not len(group):
-        return group, begin_ns, amount
-    groups, times = np.concatenate([group, group]), np.concatenate([begin_ns, end_ns])
-    order = np.lexsort((times, groups))
-    groups, times = groups[order], times[order]
-    first = np.flatnonzero(np.append(True, (groups[1:] != groups[:-1]) | (times[1:] != times[:-1])))
-    change = np.add.reduceat(np.concatenate([amount, -amount])[order], first)
-    kept = np.flatnonzero(change)
-    return groups[first[kept]], times[first[kept]], np.cumsum(change)[kept]
-
-
 def site_names(sites: pl.DataFrame) -> list[str]:
     """Names as shown: a wait or an arrival with its resource."""
     return [
         f"{name} [{resource}]" if kind in ("wait", "arrive") and resource else name
         for name, kind, resource in sites.select("name", "kind", "resource").iter_rows()
     ]
-
-
-def _times(blocks: pl.DataFrame) -> tuple[I64, I64]:
-    begin, end = (blocks[name].to_numpy() for name in ("start_ns", "end_ns"))
-    return begin, np.maximum(begin, end)
 
 
 def _fact(name: str, value: Any) -> bytes:

@@ -6,7 +6,9 @@ run and span aside. Numbers of tracks count from 1; siblings have different name
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ _WARPS: Final = 256
 _SM_UNKNOWN: Final = 1 << 16
 _COUNTERS_RANK: Final = 1 << 16
 """Behind any further rows of launches."""
-_FIRST_SM_RANK: Final = _COUNTERS_RANK + 2
+_FIRST_SM_RANK: Final = _COUNTERS_RANK + 3
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Tree:
     aside_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     blocks_counter: int = 0
     warps_counter: int = 0
+    share_tracks: list[int] = field(default_factory=list)
     sm_track: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     """Per block the track of its SM, where that has several slots; else 0."""
     most_slots: int = 0
@@ -72,12 +75,21 @@ class Tree:
         return self.last
 
 
-def grow(launches: pl.DataFrame, blocks: pl.DataFrame, spans: Spans, aside: npt.NDArray[np.bool_], title: str) -> Tree:
-    """The tree; `aside` marks the spans that need lines of their own."""
+def grow(
+    launches: pl.DataFrame,
+    blocks: pl.DataFrame,
+    spans: Spans,
+    aside: npt.NDArray[np.bool_],
+    *,
+    title: str,
+    shares: Sequence[str],
+) -> Tree:
+    """The tree; `aside` marks the spans that need lines of their own, `shares` names the counters of phases."""
     tree = Tree()
     root = _add_launches(tree, launches, title)
     tree.blocks_counter = tree.add("resident blocks", root, _COUNTERS_RANK, unit="blocks")
     tree.warps_counter = tree.add("resident warps", root, _COUNTERS_RANK + 1, unit="warps")
+    _add_shares(tree, root, shares)
     sm = blocks["sm"].fill_null(_SM_UNKNOWN).to_numpy()
     begin, end = extents(blocks, spans)
     slot_of_sm = lanes(sm, begin, end, apart=True)
@@ -98,6 +110,18 @@ def _add_launches(tree: Tree, launches: pl.DataFrame, title: str) -> int:
     more = [tree.add(f"launches {n + 1}", root, n) for n in range(1, int(lane.max(initial=0)) + 1)]
     tree.launch_track[timed] = np.array([root, *more])[lane]
     return root
+
+
+def _add_shares(tree: Tree, root: int, names: Sequence[str]) -> None:
+    """A counter for each of `names`, below one row that can be closed; a name that comes again gets a number."""
+    if not names:
+        return
+    parent, used = tree.add("warps in each phase", root, _COUNTERS_RANK + 2), set[str]()
+    for rank, name in enumerate(names):
+        again = (f"{name} ({n})" for n in count(2))
+        free = name if name not in used else next(each for each in again if each not in used)
+        used.add(free)
+        tree.share_tracks.append(tree.add(free, parent, rank, unit="% of resident warps"))
 
 
 def _add_slots(tree: Tree, root: int, slots: I64) -> tuple[I64, I64]:
