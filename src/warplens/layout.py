@@ -38,7 +38,7 @@ from typing import Final
 
 import numpy as np
 
-FORMAT_VERSION: Final = (1, 0)
+FORMAT_VERSION: Final = (1, 1)
 """Version of the `.wlens` file: a reader refuses a newer major number, a newer minor one only adds."""
 
 CHUNK_WORDS: Final = 32

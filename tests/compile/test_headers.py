@@ -90,6 +90,21 @@ def test_every_verb_switched_off_leaves_the_machine_code_of_the_bare_kernel(arch
     assert machine_code(on.cubin) != machine_code(bare.cubin)
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_how_often_marks_are_taken_changes_neither_the_default_nor_the_off_build(policy: str, arch: str) -> None:
+    def code(recorder: str, *options: str) -> bytes:
+        options = (f"-DWARPLENS_POLICY={policy}", *options)
+        return machine_code(compile_cubin(marked(recorder), ["k"], arch=arch, options=options).cubin)
+
+    on, off = "warplens::Recorder<s> rec;", "warplens::Recorder<s, false> rec;"
+    default = code(on)
+    builds = {marks: code(on, f"-DWARPLENS_MARKS={marks}") for marks in (0, 1, 2)}
+    assert builds[1] == default
+    assert len(builds[0]) < len(default) < len(builds[2])
+    assert {code(off, f"-DWARPLENS_MARKS={marks}") for marks in (0, 2)} == {code(off)}
+
+
 def test_names_kinds_and_resources_of_any_text_are_read_back() -> None:
     source = r"""#include <warplens/warplens.cuh>
 #define LIST(X) X(a, "größe 漢字 \"q\" </script> 🙂", wait, "bar 1, 2") X(b, "", phase, "")
