@@ -104,13 +104,20 @@ def choose(
     """The policy, the traced build and its resources, of `candidates` (options by policy, in the order to try).
 
     Each policy is tried as it is and then with fewer registers, until as many blocks are resident as of the clean
-    build. Raises DisturbanceError when none is left, unless `allow_fewer_blocks`: then the first one is taken.
+    build and no more is spilled. Where all that keep the blocks spill, the one that spills least is taken. Raises
+    DisturbanceError when none keeps them, unless `allow_fewer_blocks`: then the first one is taken.
     """
     wanted_blocks = 0 if clean is None else clean["resident_blocks"]
+    spilling: list[tuple[str, Build, dict[str, int]]] = []
     for policy, options in candidates.items():
         found = fitting(build, options, launched, wanted_blocks)
-        if found is not None:
+        if found is None:
+            continue
+        if clean is None or found[1]["local_bytes"] <= clean["local_bytes"]:
             return policy, *found
+        spilling.append((policy, *found))
+    if spilling:
+        return min(spilling, key=lambda tried: tried[2]["local_bytes"])
     policy, options = next(iter(candidates.items()))
     first = build(options)
     traced = launched.resources(first)

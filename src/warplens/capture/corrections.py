@@ -24,7 +24,7 @@ from warplens.errors import CompileError
 COPIES: Final = 2
 MOST_LAUNCHES: Final = 8
 """Of each build: the half width of an interval from 8 is 1.3 times that from 20."""
-_MOST_CHUNKS: Final = 1 << 15
+MOST_CHUNKS: Final = 1 << 15
 """Chunks of a launch that are looked at: 0.8 million events, a tenth of a second."""
 
 
@@ -102,7 +102,7 @@ def _measured(
             if drained.lost_events:
                 raise estimation.UnfitError("records found no space: raise capacity_bytes")
             if not times[1]:
-                share = _MOST_CHUNKS / max(len(drained.chunks), 1)
+                share = MOST_CHUNKS / max(len(drained.chunks), 1)
             times[copies].append(measured_launch(drained, manifest, copies, share))
     return estimation.estimate(times[1], times[COPIES], copies=COPIES)
 

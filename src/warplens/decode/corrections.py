@@ -183,10 +183,10 @@ def estimate(single: Sequence[LaunchTimes], multiple: Sequence[LaunchTimes], *, 
     roles = _roles(single)
     if not roles:
         raise UnfitError("no warp passed a mark")
-    once, more = (np.stack([_by_role(t, roles) for t in times]) for times in (single, multiple))
+    once, more = (np.stack([by_role(t, roles) for t in times]) for times in (single, multiple))
     cost = (more - once) / (copies - 1)
     verbs = np.bitwise_or.reduce([t.verbs for t in (*single, *multiple)])
-    spread = np.stack([np.nan_to_num(_by_role(t, roles, t.spread_cycles)) for t in multiple]).mean(axis=0)
+    spread = np.stack([np.nan_to_num(by_role(t, roles, t.spread_cycles)) for t in multiple]).mean(axis=0)
     spans = np.sum([_counts(t, roles) for t in single], axis=0)
     rows: dict[str, list[Any]] = {name: [] for name in ROW_KEYS}
     for role, column in np.argwhere(np.isfinite(cost).all(axis=0)).tolist():
@@ -252,14 +252,15 @@ def _roles(times: Sequence[LaunchTimes]) -> list[list[int]]:
 
 
 def _counts(times: LaunchTimes, roles: list[list[int]]) -> I64:
-    return np.stack([times.count[warps].sum(axis=0) for warps in roles])
+    return np.stack([times.count[list(warps)].sum(axis=0) for warps in roles])
 
 
-def _by_role(times: LaunchTimes, roles: list[list[int]], values: F64 | None = None) -> F64:
-    """Means over the warps of each role of `values` (the durations unless given), weighted by spans; nan for none."""
+def by_role(times: LaunchTimes, roles: Sequence[Sequence[int]], values: F64 | None = None) -> F64:
+    """Means over the warps of each role of `values` (the durations unless given), weighted by spans, by role and
+    column; nan for none."""
     values = times.mean_cycles if values is None else values
     weight = np.where(np.isfinite(values), times.count, 0)
-    total = np.stack([(weight * np.nan_to_num(values))[warps].sum(axis=0) for warps in roles])
-    spans = np.stack([weight[warps].sum(axis=0) for warps in roles])
+    total = np.stack([(weight * np.nan_to_num(values))[list(warps)].sum(axis=0) for warps in roles])
+    spans = np.stack([weight[list(warps)].sum(axis=0) for warps in roles])
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(spans > 0, total / np.maximum(spans, 1), np.nan))

@@ -19,14 +19,15 @@ CLEAN = {"registers": 32, "shared_bytes": 0, "local_bytes": 0, "resident_blocks"
 
 
 class FakeBuild:
-    """A build whose kernel needs so many registers, unless it is limited to fewer, and so much shared memory."""
+    """A build that takes so many registers, unless it is limited, spills where it gets fewer than it `needs`, and
+    takes so much shared memory."""
 
-    def __init__(self, options: tuple[str, ...], registers: int, shared_bytes: int) -> None:
+    def __init__(self, options: tuple[str, ...], registers: int, shared_bytes: int, needs: int = 30) -> None:
         limits = [int(o.partition("=")[2]) for o in options if o.startswith("--maxrregcount")]
         self.options, self.function = options, self
         self.registers, self.shared_bytes = min([registers, *limits]), shared_bytes
         self.register_limit = limits[-1] if limits else None
-        self.spills = 8 * (registers - self.registers)
+        self.spills = 8 * max(needs - self.registers, 0)
 
     def resources(self, threads: int, shared_bytes: int) -> dict[str, int]:
         blocks = REGISTERS // (threads * self.registers)
@@ -37,19 +38,22 @@ class FakeBuild:
 
 
 def chosen(
-    packed: int, staged: int, *, shared_bytes: int = 10_000, limits: bool = True, **how: Any
+    packed: int, staged: int, *, needs: tuple[int, int] = (30, 30), limits: bool = True, **how: Any
 ) -> tuple[Any, list[Any]]:
-    """What is chosen for a block of 640 threads of which three shall be resident (32 registers each), and the tried."""
+    """What is chosen for a block of 640 threads of which three shall be resident (32 registers each), and the tried.
+
+    `packed` and `staged` are the registers that these take unless they are limited, `needs` those without
+    which they spill.
+    """
     tried: list[tuple[str, ...]] = []
 
     def build(options: tuple[str, ...]) -> Any:
         tried.append(options)
-        limited = any(o.startswith("--max") for o in options)
-        if limited and not limits:
+        if not limits and any(o.startswith("--max") for o in options):
             raise errors.CompileError("unknown option")
         if "-DWARPLENS_POLICY=packed" in options:
-            return FakeBuild(options, packed, 0)
-        return FakeBuild(options, staged, shared_bytes)
+            return FakeBuild(options, packed, 0, needs[0])
+        return FakeBuild(options, staged, 10_000, needs[1])
 
     candidates = {policy: tuple(policy_options(policy, 640)) for policy in policies(640)}
     return choose("k", build, candidates, Launched(640, 0, REGISTERS), CLEAN, **how), tried
@@ -71,6 +75,17 @@ def test_another_policy_is_tried_where_a_limit_does_not_help() -> None:
     (policy, build, _), tried = chosen(40, 30, limits=False)
     assert (policy, build.register_limit) == ("staged", None)
     assert [any("packed" in o for o in options) for options in tried] == [True, True, True, False]
+
+
+def test_another_policy_is_tried_where_a_limit_makes_the_build_spill() -> None:
+    (policy, build, _), _ = chosen(40, 36, needs=(34, 32))
+    assert (policy, build.register_limit) == ("staged", 32)
+
+
+def test_where_all_spill_the_one_that_spills_least_is_taken() -> None:
+    (policy, _, resources), _ = chosen(40, 40, needs=(36, 34))
+    assert (policy, resources["local_bytes"]) == ("staged", 16)
+    assert chosen(40, 40, needs=(34, 36))[0][0] == "packed"
 
 
 def test_a_build_with_fewer_resident_blocks_is_an_error_that_names_what_was_tried() -> None:
@@ -100,7 +115,7 @@ class FakeGpu:
         if not self.allowed and any(o.startswith("--max") for o in options):
             raise errors.CompileError("unknown option")
         more = self.extra_registers if "-DWARPLENS_MARKS=2" in options else 0
-        return FakeBuild(options, 32 + more, 0)
+        return FakeBuild(options, 32 + more, 0, needs=32 + more)
 
     def record(self, build: Any) -> Drained:
         copies = 2 if "-DWARPLENS_MARKS=2" in build.options else 1
