@@ -30,9 +30,6 @@ F64 = npt.NDArray[np.float64]
 
 LEAST_LAUNCHES: Final = 4
 """Of each build: fewer say too little about the spread between launches."""
-TRIMMED: Final = 0.1
-"""Share of the shortest and of the longest spans that a mean leaves out. Means add up over the phases of a warp, which
-medians do not; without the ends they are as calm."""
 RESOLUTION_CYCLES: Final = 1.0
 """No half width is smaller: clock64 counts whole cycles."""
 LIFE: Final = 0
@@ -53,7 +50,7 @@ class LaunchTimes:
 
     count: I64
     mean_cycles: F64
-    """Trimmed; nan where there is no span."""
+    """Of all spans: a warp writes what it keeps once in 24 marks, which medians do not see; nan for no span."""
     p50_cycles: F64
     verbs: I64
     """Per column, a bit for each verb that began such a span."""
@@ -155,15 +152,14 @@ def _taken(events: Events, kept: Bool, chunks: int) -> Events:
 
 
 def _grouped(key: I64, values: I64, size: tuple[int, int]) -> tuple[I64, F64, F64, F64, F64]:
-    """Tables of shape `size` over the keys: count, trimmed mean, and percentiles 5, 50 and 95 (nan for none)."""
+    """Tables of shape `size` over the keys: count, mean, and percentiles 5, 50 and 95 (nan for none)."""
     order = np.lexsort((values, key))
     sums = np.append(0, np.cumsum(values[order]))
     count = np.bincount(key, minlength=size[0] * size[1])[: size[0] * size[1]]
     some = np.flatnonzero(count)
     n, first = count[some], (np.cumsum(count) - count)[some]
-    cut = (n * TRIMMED).astype(np.int64)
     out = np.full((4, len(count)), np.nan)
-    out[0, some] = (sums[first + n - cut] - sums[first + cut]) / (n - 2 * cut)
+    out[0, some] = (sums[first + n] - sums[first]) / n
     for row, share in enumerate((0.05, 0.5, 0.95), 1):
         out[row, some] = values[order][first + np.rint(share * (n - 1)).astype(np.int64)]
     mean, low, p50, high = out.reshape(4, *size)

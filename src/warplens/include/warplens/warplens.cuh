@@ -149,11 +149,11 @@ class Recorder {
     }
 #if WARPLENS_MARKS == 1
     storage_.put(code, id, payload, waits_);
-#else
-    const unsigned copies = marked_ ? WARPLENS_MARKS : 1;
-    for (unsigned copy = 0; copy < (WARPLENS_MARKS > 1 ? WARPLENS_MARKS : 1); ++copy) {
-      if (copy < copies) storage_.put(code, id, payload, waits_);
-    }
+#else  // without a loop, in which the compiler would no longer count the records
+    if (WARPLENS_MARKS > 0 || !marked_) storage_.put(code, id, payload, waits_);
+    if (WARPLENS_MARKS > 1 && marked_) storage_.put(code, id, payload, waits_);
+    if (WARPLENS_MARKS > 2 && marked_) storage_.put(code, id, payload, waits_);
+    static_assert(WARPLENS_MARKS <= 3, "a mark is taken three times at most");
     marked_ = true;
 #endif
     const bool of_site = code >> detail::layout::kCodeSiteShift != 0;
