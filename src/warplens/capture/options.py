@@ -46,8 +46,9 @@ class RecordOptions:
     cooperative: launch cooperatively.
     stream: a stream (torch, CuPy, int or with __cuda_stream__); None is the legacy default stream.
     capacity_bytes: memory for records. What does not fit is counted as lost.
-    policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps and "staged" for
-        others; "stream" writes each event at once; "live" does so to host memory, where it outlives a hang or a crash.
+    policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps, and "staged" for
+    others and where "packed" would leave fewer blocks on an SM; "stream" writes each event at once; "live" does so to
+    host memory, where it outlives a hang or a crash.
     every_block: record every n-th block only.
     blocks: record these blocks only, by linear index; None is all.
     every_iteration: where the kernel says which iteration it is in (`rec.iteration(i)`), record every n-th only.
