@@ -61,6 +61,8 @@ class Case:
     shared_bytes: int = 0
     """Dynamic shared memory that keeps the same number of blocks resident in all builds, whatever they need."""
     clean: str = "auto"
+    loops: bool = False
+    """Its marks are in loops: said to all builds alike, where NVRTC cannot tell and a capture would try."""
 
 
 @dataclass
@@ -102,7 +104,7 @@ def rmsnorm(rows: int, *alone: str) -> Case:
 def own(name: str, kernel: str, grid: Any, shared_bytes: int, arguments: Any, *alone: str) -> Case:
     """A kernel of the folder corrections/, in blocks of 256 threads."""
     source = HERE / "corrections" / f"{name}.cu"
-    return Case(name, source, f"{kernel}<true>", grid, 256, arguments, alone, shared_bytes)
+    return Case(name, source, f"{kernel}<true>", grid, 256, arguments, alone, shared_bytes, loops=name != "softmax")
 
 
 KB = 1024
@@ -138,6 +140,7 @@ def build(case: Case, *options: str, source: str | None = None) -> Any:
     import warplens
 
     text = case.source.read_text(encoding="utf-8") if source is None else source
+    options = (*options, *(["-DWARPLENS_LOOPS"] if case.loops else []))
     return warplens.Kernel(text, case.kernel, clean=case.clean, options=options, filename=case.source.name)
 
 
@@ -308,7 +311,7 @@ def entry(case: Case, found: Measured, kernel: dict[str, Any], lines: list[Line]
     return {
         "case": case.name,
         "kernel": case.kernel,
-        **{name: kernel[name] for name in ("policy", "register_limit", "clean", "traced")},
+        **{name: kernel[name] for name in ("policy", "built_for_loops", "register_limit", "clean", "traced")},
         "resident_blocks": found.resident_blocks,
         "corrections": found.repetitions,
         "corrections_alone": found.alone,

@@ -78,7 +78,7 @@ class FakeKernel:
         self.copies, self.cost = copies, cost
 
     def capture(self, *_: Any, launches: int = 1, correct: bool = True, **options: Any) -> Any:
-        made = facts(policy="packed", register_limit=None)
+        made = facts(policy="packed", built_for_loops=False, register_limit=None)
         work = WORK[:1] if self.copies == 0 else WORK
         if self.copies == 0:
             work = ((WORK[0][0], WORK[0][1], sum(cycles for _, _, cycles in WORK)),)
