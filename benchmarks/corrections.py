@@ -111,14 +111,14 @@ KB = 1024
 SIZE, DEPTH, ROWS, BLOCKS, TILES = 1024, 256, 528, 1056, 16
 MATRICES = of_floats(SIZE * DEPTH, DEPTH * SIZE, SIZE * SIZE, more=(np.uint32(SIZE), np.uint32(DEPTH)))
 VECTORS = of_floats(*[BLOCKS * 256 * 16] * 3, more=(np.float32(0.5),))
-TILED = of_floats(BLOCKS * TILES * 256 * 4, BLOCKS * 256, more=(np.uint32(TILES),))
+TILED = of_floats(ROWS * TILES * 256 * 4, ROWS * 256, more=(np.uint32(TILES),))
 CASES = (
     rmsnorm(432, "warp_reduce", "normalize"),
     rmsnorm(16384),
     own("matmul", "matmul_tiled", (SIZE // 64, SIZE // 64), 80 * KB, MATRICES, "load_tile", "multiply"),
     own("axpy", "axpy_vectors", BLOCKS, 64 * KB, VECTORS, "load", "combine"),
     own("softmax", "softmax_rows", ROWS, 48 * KB, of_floats(*[ROWS * 4096] * 2), "reduce_max", "exponentiate"),
-    own("pipeline", "pipeline_sums", BLOCKS, 52 * KB, TILED, "ask", "compute"),
+    own("pipeline", "pipeline_sums", ROWS, 52 * KB, TILED, "ask", "compute"),
 )
 """The shared memory leaves 2, 3, 4 and 3 blocks to an SM that has 228 KB."""
 
