@@ -12,6 +12,7 @@ step() {
 }
 step python3 examples/rmsnorm/record.py
 step python3 benchmarks/rmsnorm_overhead/run.py -o benchmarks/results/rmsnorm_overhead.json
+step python3 benchmarks/corrections.py -o benchmarks/results/corrections.json
 step python3 benchmarks/device_facts.py -o benchmarks/results/device_facts.json
 for dtype in bfloat16 float16; do
   step python3 examples/rmsnorm/rmsnorm.py --rows 16 --dtype "$dtype" --json benchmarks/results/rmsnorm_float64.json

@@ -13,8 +13,9 @@ import pytest
 from tests.compile.test_headers import KERNEL, VERBS
 from tests.machine_code import audited, text_section
 from warplens.capture.audited import LINE_INFO
+from warplens.capture.builds import Build
 from warplens.capture.compile import Compiled, compile_cubin
-from warplens.capture.cuda import Build, CudaKernel
+from warplens.capture.cuda import CudaKernel
 from warplens.capture.modules import read_site_sets
 
 pytestmark = pytest.mark.compile

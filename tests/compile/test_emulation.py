@@ -9,8 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.emulation import CLOCK, CODE_BITS, FULL, POLICIES, Case, Result, Step, build, decoded, events, reference, run
+from tests.emulation import (
+    CLOCK,
+    CODE_BITS,
+    FULL,
+    POLICIES,
+    Case,
+    Result,
+    Step,
+    build,
+    decoded,
+    events,
+    facts,
+    reference,
+    run,
+)
 from warplens.decode import Decoded
+from warplens.decode.corrections import measure
 from warplens.decode.flags import SpanFlag
 
 pytestmark = pytest.mark.compile
@@ -22,7 +37,7 @@ COLUMNS = ("block", "warp", "sequence", "site", "depth", "start_cycles", "durati
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("emulation")
-    return cache(lambda policy: build(policy, folder))
+    return cache(lambda policy, marks=1: build(policy, folder, marks))
 
 
 def spans(found: Decoded) -> list[tuple[Any, ...]]:
@@ -83,6 +98,37 @@ def test_uniform_warps_leave_what_the_tests_own_encoder_says(policy: str, progra
         found, expected = decoded(case, result), decoded(case, reference(case))
         assert spans(found) == spans(expected)
         assert told(found) == told(expected)
+
+
+@pytest.mark.parametrize(
+    ("policy", "marks"), [("packed", 0), ("packed", 2), ("counted", 0), ("counted", 2), ("staged", 2), ("stream", 2)]
+)
+def test_builds_that_take_marks_more_often_or_none_leave_what_the_encoder_says(
+    policy: str, marks: int, programs: Any
+) -> None:
+    rng = random.Random(8)
+    cases = [random_case(rng) for _ in range(100)]
+    for case, result in zip(cases, run(programs(policy, marks), cases), strict=True):
+        assert not result.faults
+        found, expected = decoded(case, result), decoded(case, reference(case, marks))
+        # The clock goes on between copies, which the encoder gives one time.
+        assert [row[:5] + row[7:] for row in spans(found)] == [row[:5] + row[7:] for row in spans(expected)]
+        assert told(found) == told(expected)
+
+
+@pytest.mark.parametrize("policy", ["packed", "counted", "staged", "stream"])
+def test_first_copies_of_a_doubled_build_are_the_marks_of_a_single_one(policy: str, programs: Any) -> None:
+    rng = random.Random(9)
+    cases = [case for _ in range(60) if (case := random_case(rng)).warp_mask == FULL and case.programs[0]]
+    once, twice = (run(programs(policy, marks), cases) for marks in (1, 2))
+    compared = 0
+    for case, single, double in zip(cases, once, twice, strict=True):
+        one, two = (measure(r.chunks, facts(case), copies=c) for r, c in ((single, 1), (double, 2)))
+        assert np.array_equal(one.count, two.count)
+        assert np.allclose(one.mean_cycles, two.mean_cycles, equal_nan=True)
+        assert set(two.apart_cycles.tolist()) <= {2, 4, 6}  # the emulated clock steps by 2 a read
+        compared += int(one.count.sum())
+    assert compared > 2000
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -91,6 +91,49 @@ def test_every_verb_switched_off_leaves_the_machine_code_of_the_bare_kernel(arch
     assert machine_code(on.cubin) != machine_code(bare.cubin)
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_how_often_marks_are_taken_changes_neither_the_default_nor_the_off_build(policy: str, arch: str) -> None:
+    def code(recorder: str, *options: str) -> bytes:
+        options = (f"-DWARPLENS_POLICY={policy}", *options)
+        return machine_code(compile_cubin(marked(recorder), ["k"], arch=arch, options=options).cubin)
+
+    on, off = "warplens::Recorder<s> rec;", "warplens::Recorder<s, false> rec;"
+    default = code(on)
+    builds = {marks: code(on, f"-DWARPLENS_MARKS={marks}") for marks in (0, 1, 2)}
+    assert builds[1] == default
+    assert len(builds[0]) < len(default) < len(builds[2])
+    assert {code(off, f"-DWARPLENS_MARKS={marks}") for marks in (0, 2)} == {code(off)}
+
+
+STRAIGHT = """
+#include <warplens/warplens.cuh>
+WARPLENS_SITES(s, a, b);
+__global__ void k(float* p) {
+  warplens::Recorder<s> rec;
+  rec.phase(s::a);
+  float v = p[threadIdx.x];
+  rec.phase(s::b);
+  v = v * v + 1.0f;
+  rec.phase(s::a);
+  p[threadIdx.x] = v;
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_compiler_counts_the_records_of_a_doubled_build_as_of_a_single_one(arch: str, tmp_path: Path) -> None:
+    # A mark of a kernel without loops is a few instructions, and so must its copy be: else it costs something else.
+    options = ["-DWARPLENS_1D", "-DWARPLENS_ALL_RECORDED"]
+    options += ["-DWARPLENS_ARENA=0x7f0000008000ull", "-DWARPLENS_CHUNKS=0x7f0000108000ull"]
+    options += ["-DWARPLENS_SHARED_CHUNKS=1048576u"]
+    lengths = []
+    for copies in (1, 2):
+        compiled = compile_cubin(STRAIGHT, ["k"], arch=arch, options=[*options, f"-DWARPLENS_MARKS={copies}"])
+        lengths.append(len(disassemble(compiled.cubin, compiled.names["k"], tmp_path)))
+    assert lengths[1] - lengths[0] <= 2 * 12  # two copies
+
+
 def test_names_kinds_and_resources_of_any_text_are_read_back() -> None:
     source = r"""#include <warplens/warplens.cuh>
 #define LIST(X) X(a, "größe 漢字 \"q\" </script> 🙂", wait, "bar 1, 2") X(b, "", phase, "")

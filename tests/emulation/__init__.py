@@ -107,18 +107,18 @@ class Result:
     faults: list[str]
 
 
-def build(policy: str, folder: Path) -> Path:
-    """The program for a storage policy.
+def build(policy: str, folder: Path, marks: int = 1) -> Path:
+    """The program for a storage policy, which takes each mark but a warp's first `marks` times.
 
     "counted" is `packed` where the compiler counts the records, "untold" where it cannot say whether it does.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler, "no C++ compiler was found: apt install g++"
-    program = folder / f"emulation-{policy}"
+    program = folder / f"emulation-{policy}-{marks}"
     include = [f"-I{get_include()}", "-include", str(HERE / "device.h")]
     frames = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]  # operate() asks who called its caller
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-frame-address"]
-    options = ["-std=c++17", "-O0", *frames, *warnings, *POLICIES[policy], *include]
+    options = ["-std=c++17", "-O0", *frames, *warnings, *POLICIES[policy], f"-DWARPLENS_MARKS={marks}", *include]
     subprocess.run([compiler, *options, "-o", program, HERE / "warps.cpp"], check=True)
     return program
 
@@ -160,8 +160,8 @@ def decoded(case: Case, result: Result) -> Decoded:
     return decode(facts(case, result.lost_events), {"records/000000.u32": result.chunks})
 
 
-def events(steps: list[Step], end: int) -> list[Event]:
-    """What all lanes of a warp together record, and its end."""
+def events(steps: list[Step], end: int, marks: int = 1) -> list[Event]:
+    """What all lanes of a warp together record, each but the first `marks` times, and its end."""
     out: list[Event] = []
     sequence, tokens = 0, {}
     for step in steps:
@@ -170,12 +170,14 @@ def events(steps: list[Step], end: int) -> list[Event]:
             tokens[step.value % 16] = sequence
         number = {"end": tokens.get(step.value % 16, 0), "id": step.value}.get(takes)
         site = 0 if isinstance(verb, Control) else step.site
-        out.append(Event(verb, step.clock, site, id=number, payload=step.value if takes == "payload" else None))
-        sequence += out[-1].words
+        event = Event(verb, step.clock, site, id=number, payload=step.value if takes == "payload" else None)
+        copies = marks if out else 1
+        out += [event] * copies
+        sequence += event.words * copies
     return [*out, Event(Control.END, end)]
 
 
-def reference(case: Case) -> Result:
+def reference(case: Case, marks: int = 1) -> Result:
     """The chunks that the tests' own encoder makes of the case's warps, all of them uniform."""
     made = []
     for number, (steps, sm, end) in enumerate(zip(case.programs, case.sms, case.ends, strict=True)):
@@ -186,5 +188,5 @@ def reference(case: Case) -> Result:
             BlockRecord(steps[0].clock if steps else end, sm, layout.sites_hash("emulation")) if warp == 0 else None
         )
         where = Warp(block=block, warp=warp, sm=sm, code_bits=CODE_BITS, clock=CLOCK)
-        made.append(encode_warp(events(steps, end), where, block_record=record))
+        made.append(encode_warp(events(steps, end, marks), where, block_record=record))
     return Result(np.concatenate(made) if made else np.zeros((0, 32), np.uint32), 0, [])

@@ -103,7 +103,7 @@ class Graph:
     def __init__(self, nodes: int, blocks: int, threads: int) -> None:
         self.kernel = CudaKernel(kernel("r.phase(s::a); p[0] += 1; r.phase(s::b);"), "k<true>")
         self.arena = Arena(layout.CONTROL_BYTES + 100_000 * layout.CHUNK_BYTES)
-        options = RecordOptions(warps=tuple(range(32)))
+        options = RecordOptions(blocks=tuple(range(blocks)))
         build, _ = self.kernel.traced_build((blocks, 1, 1), (threads, 1, 1), options, self.arena)
         self.memory = driver.DeviceMemory(4096)
         self.stream = driver.call("cuStreamCreate", 1)

@@ -212,6 +212,42 @@ def test_the_result_of_a_traced_kernel_is_that_of_the_clean_one() -> None:
     assert np.array_equal(values, np.arange(1024, dtype=np.float32) + 7 * launches)
 
 
+def test_corrections_are_measured_and_phases_sum_to_the_life_of_a_two_mark_build() -> None:
+    body = """
+  r.phase(s::a);
+  float v = p[threadIdx.x];
+  for (int i = 0; i < n; ++i) {
+    r.phase(s::b);
+    for (int j = 0; j < 64; ++j) v = v * 1.0001f + 1.0f;
+    r.phase(s::c);
+    for (int j = 0; j < 32; ++j) v = v * 0.9999f - 1.0f;
+  }
+  if (v == 12345.f) p[threadIdx.x] = v;"""
+    source, shape = kernel(body, "float* p, int n"), (264, 256)
+    trace = record(source, *shape, np.int32(16), rounds=8, warmup=2)
+    found = trace.manifest["kernels"][0]["corrections"]
+    assert found["not_measured"] is None
+    assert 0 < trace.manifest["kernels"][0]["mark_cost_cycles"] < 200
+    corrected = trace.spans.filter(pl.col("corrected_ns").is_not_null())
+    assert corrected.height == trace.spans.height
+    assert (corrected["corrected_uncertainty_ns"] > 0).all()
+    two = warplens.Kernel(source, "k<true>", options=["-DWARPLENS_MARKS=0"])
+    lives = two.record(*shape, np.zeros(4096, np.float32), np.int32(16), rounds=0, warmup=2, launches=4)
+    assert lives.spans.height == 4 * 264 * 8
+    warps = trace.spans.select("block", "warp").n_unique()
+    whole = float(corrected["corrected_ns"].sum()) / warps
+    life = float(lives.spans["duration_ns"].to_numpy().mean())
+    assert 0.85 < whole / life < 1.15
+
+
+def test_corrections_that_were_not_asked_for_say_so() -> None:
+    body = kernel("r.phase(s::a); p[0] += 1; r.phase(s::b);")
+    for options, why in (({"rounds": 1}, "rounds=1"), ({"rounds": 5, "correct": False}, "correct=False")):
+        trace = record(body, 4, 64, **options)
+        assert why in trace.manifest["kernels"][0]["corrections"]["not_measured"]
+        assert trace.spans["corrected_ns"].null_count() == trace.spans.height
+
+
 def test_a_saved_trace_opens_as_it_was(tmp_path: Any) -> None:
     trace = record(LOOP, 4, 64, np.int32(20), note="n=20")
     for records in (False, True):

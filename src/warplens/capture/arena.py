@@ -116,17 +116,20 @@ class Arena:
         """Record nothing from now on, ordered in `stream`."""
         self.choose(stream, warp_mask=0)
 
-    def compile_options(self, *, narrowed: bool) -> tuple[str, ...]:
+    def compile_options(self, *, narrowed: bool, listed: bool = False) -> tuple[str, ...]:
         """Options that compile a kernel for this arena alone: arena.cuh says what that saves.
 
-        Without `narrowed` every warp is recorded, and no choice can be made later.
+        Without `narrowed` every warp is recorded, and no choice can be made later; without `listed` none by a list of
+        blocks or a window of launches.
         """
         options = (
             f"-DWARPLENS_ARENA={self.address:#x}ull",
             f"-DWARPLENS_CHUNKS={self.chunks_address:#x}ull",
             f"-DWARPLENS_SHARED_CHUNKS={self.shared_chunks}u",
         )
-        return options if narrowed else (*options, "-DWARPLENS_ALL_RECORDED")
+        if not narrowed:
+            return *options, "-DWARPLENS_ALL_RECORDED"
+        return options if listed else (*options, "-DWARPLENS_STEPS_ONLY")
 
     def clear(self, stream: int) -> None:
         """Forget everything that was recorded, ordered in `stream`."""

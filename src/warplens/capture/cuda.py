@@ -13,7 +13,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -25,28 +24,20 @@ from warplens.capture import driver, machine
 from warplens.capture.arena import Arena, Drained
 from warplens.capture.arguments import Arguments
 from warplens.capture.audited import audit_builds, line_options, not_audited
+from warplens.capture.builds import Build, Compile, Launched, choose, policies, policy_options
 from warplens.capture.calibrate import Calibrator
-from warplens.capture.compile import Compiled, compile_cubin, tells_constants
-from warplens.capture.library import Dim3, Function, Library
+from warplens.capture.compile import compile_cubin, tells_constants
+from warplens.capture.corrections import Launcher, corrections
+from warplens.capture.library import Dim3, Library
 from warplens.capture.modules import read_site_sets
 from warplens.capture.options import RecordOptions, stream_handle
 from warplens.capture.recording import Recording
-from warplens.errors import CompileError, DeviceError, DisturbanceError, FileError, SitesError, UsageError
+from warplens.errors import DeviceError, FileError, SitesError, UsageError
 
 _LONG_MS = 1000.0
 """A launch that lasts longer may outlast 2^32 cycles under other conditions."""
 _TRIALS = 5
 """Launches of each of two builds that are compared; the first of each warms up."""
-
-
-@dataclass
-class Build:
-    """One compiled and loaded form of the kernel."""
-
-    library: Library
-    function: Function
-    compiled: Compiled
-    options: tuple[str, ...]
 
 
 def dim3(value: int | Sequence[int], what: str) -> Dim3:
@@ -134,64 +125,48 @@ class CudaKernel:
         most = driver.attribute(self._device, "MAX_THREADS_PER_BLOCK")
         if threads > most:
             raise UsageError(f"a block of {block} has {threads:,} threads: this GPU takes at most {most:,}")
-        policy = options.policy
-        if policy == "auto":
-            policy = "packed" if threads % 32 == 0 else "staged"
-        elif policy == "packed" and threads % 32:
+        candidates = policies(threads) if options.policy == "auto" else [options.policy]
+        if "packed" in candidates and threads % 32:
             raise UsageError(
                 f"a block of {threads} threads is no multiple of 32, which the policy packed wants: say auto"
             )
-        extra = [f"-DWARPLENS_POLICY={policy}", *(["-DWARPLENS_LOOPS"] if loops else [])]
-        if policy == "staged":
-            extra.append(f"-DWARPLENS_MAX_WARPS={(threads + 31) // 32}")
-        if grid[1:] == (1, 1) and block[1:] == (1, 1):
-            extra.append("-DWARPLENS_1D")
-        extra += arena.compile_options(narrowed=options.narrowed)
-        build = self._build(self.name, tuple(extra))
-        traced = build.function.resources(threads, options.shared_bytes)
-        clean = None
-        if self.clean is not None:
-            clean = self._build(self.clean, ()).function.resources(threads, options.shared_bytes)
-            if traced["resident_blocks"] < clean["resident_blocks"]:
-                build, traced = self._squeeze(build, traced, clean, threads, options)
+        more = ["-DWARPLENS_1D"] if grid[1:] == (1, 1) and block[1:] == (1, 1) else []
+        more += ["-DWARPLENS_LOOPS"] if loops else []
+        more += arena.compile_options(narrowed=options.narrowed, listed=options.blocks is not None)
+        launched = self.launched(block, options)
+        clean = None if self.clean is None else launched.resources(self._build(self.clean, ()))
+        policy, build, traced = choose(
+            self.name,
+            self.compiler(),
+            {policy: (*policy_options(policy, threads), *more) for policy in candidates},
+            launched,
+            clean,
+            allow_fewer_blocks=options.allow_fewer_blocks,
+        )
         entry = {
             "name": self.name,
             "site_set": None,
             "policy": policy,
             "built_for_loops": loops,
+            "register_limit": build.register_limit,
             "clean": clean,
             "traced": traced,
             "clean_ns": None,
             "traced_ns": None,
             "not_measured": None,
             "mark_cost_cycles": None,
+            "corrections": None,
         }
         return build, entry
 
-    def _squeeze(
-        self, build: Build, traced: dict[str, int], clean: dict[str, int], threads: int, options: RecordOptions
-    ) -> tuple[Build, dict[str, int]]:
-        """Limit the traced build's registers to what keeps as many blocks resident as the clean one has."""
-        # Warps are dealt to the four quarters of an SM, each with a quarter of its registers, in units of eight.
-        quarter = driver.attribute(self._device, "MAX_REGISTERS_PER_MULTIPROCESSOR") // 4
-        warps_of_quarter = -(-clean["resident_blocks"] * -(-threads // 32) // 4)
-        limit = quarter // (warps_of_quarter * 32) // 8 * 8
-        # A kernel with __launch_bounds__ takes the limit only with the second option, which CUDA before 12.8 lacks.
-        for more in ((), ("--ptxas-options=--override-directive-values",)) if limit >= 16 else ():
-            with contextlib.suppress(CompileError):
-                tight = self._build(self.name, (*build.options, f"--maxrregcount={limit}", *more))
-                resources = tight.function.resources(threads, options.shared_bytes)
-                if resources["resident_blocks"] >= clean["resident_blocks"]:
-                    return tight, resources
-        if options.allow_fewer_blocks:
-            return build, traced
-        raise DisturbanceError(
-            f"{self.name}: an SM holds {clean['resident_blocks']} blocks of the clean build and only "
-            f"{traced['resident_blocks']} of the traced one ({traced['registers']} registers and "
-            f"{traced['shared_bytes']:,} bytes of shared memory, clean {clean['registers']} and "
-            f"{clean['shared_bytes']:,}); the trace would show another kernel. Record fewer values across marks, or "
-            "pass allow_fewer_blocks=True"
-        )
+    def compiler(self) -> Compile:
+        """What makes builds of the traced kernel, each once, from options."""
+        return lambda options: self._build(self.name, options)
+
+    def launched(self, block: Dim3, options: RecordOptions) -> Launched:
+        """What decides how many such blocks an SM of this device holds."""
+        registers = driver.attribute(self._device, "MAX_REGISTERS_PER_MULTIPROCESSOR")
+        return Launched(block[0] * block[1] * block[2], options.shared_bytes, registers)
 
     def audited(self, traced: Build, site_set: str) -> dict[str, Any]:
         """The `audit` entry of the manifest for this traced build; one that was made before is kept."""
@@ -212,8 +187,9 @@ class CudaKernel:
 
         grid, block: one to three numbers each. args: the kernel's arguments: arrays of torch or CuPy, DLPack,
         `__cuda_array_interface__`, numpy arrays (copied to the GPU and back), numpy scalars, numbers. options: see
-        `RecordOptions`. The kernel runs `2 * (warmup + rounds) + launches` times with the same arguments, and with five
-        rounds or more once or eleven times besides, to choose a build.
+        `RecordOptions`. The kernel runs `2 * (warmup + rounds) + launches` times with the same arguments; with five
+        rounds or more once or eleven times besides, to choose a build; and with `correct` and 4 rounds or more
+        `warmup + 2 * min(rounds, 8)` times more.
 
         Raises UsageError, DeviceError (a launch failed), DisturbanceError (fewer resident blocks).
         """
@@ -262,9 +238,14 @@ class _Session:
         l2_bytes = driver.attribute(kernel._device, "L2_CACHE_SIZE")
         self.flush = driver.DeviceMemory(2 * l2_bytes) if options.cold_l2 else None
 
-    def _switch_on(self) -> None:
-        options, symbol = self.options, self.traced.library.symbol(layout.DESCRIPTOR_SYMBOL)
+    def _point(self, build: Build) -> None:
+        """Let a build find the arena."""
+        symbol = build.library.symbol(layout.DESCRIPTOR_SYMBOL)
         driver.copy_to_device(int(symbol or 0), self.arena.descriptor().reshape(1), self.stream)
+
+    def _switch_on(self) -> None:
+        options = self.options
+        self._point(self.traced)
         self.arena.choose(
             self.stream,
             blocks=options.blocks,
@@ -287,7 +268,7 @@ class _Session:
 
     def _timed(self, build: Build, parameters: Arguments) -> tuple[Any, Any]:
         """One launch between two events."""
-        if build is self.traced:
+        if build is not self.clean:
             self.arena.clear_cursors(self.stream)
         self._flush_l2()
         events = [driver.call("cuEventCreate", 0) for _ in range(2)]
@@ -371,6 +352,36 @@ class _Session:
         self.calibration.append(self.calibrator.read(after, "after", self.stream))
         return self.arena.drain(self.stream)
 
+    def _record(self, build: Build, parameters: Arguments) -> Drained:
+        """One launch under the conditions of `_keep`, and what it wrote."""
+        self.arena.clear(self.stream)
+        pairs = self.calibrator.begin(self.stream)
+        self._flush_l2()
+        self._launch(build, parameters)
+        driver.call("cuStreamSynchronize", self.stream, doing=f"running {self.kernel.name}")
+        del pairs  # its memory may go only now
+        return self.arena.drain(self.stream)
+
+    def _start(self, build: Build, parameters: Arguments) -> None:
+        """Let one more build record, and warm it up."""
+        build.function.allow_shared_bytes(self.options.shared_bytes)
+        self._point(build)
+        for _ in range(self.options.warmup):
+            self.arena.clear_cursors(self.stream)
+            self._launch(build, parameters)
+
+    def _correct(self, parameters: Arguments, manifest: dict[str, Any]) -> None:
+        """Measure what marks cost, or say why not, in the kernel's entry of the manifest."""
+        launcher = Launcher(
+            compile=self.kernel.compiler(),
+            start=lambda build: self._start(build, parameters),
+            record=lambda build: self._record(build, parameters),
+            launched=self.kernel.launched(self.block, self.options),
+        )
+        self.entry["corrections"] = found = corrections(launcher, self.traced, manifest, self.options)
+        if found.get("mark_cycles") is not None:
+            self.entry["mark_cost_cycles"] = found["mark_cycles"]["p50"]
+
     def run(self, parameters: Arguments) -> Recording:
         """All launches; the recording."""
         device = self.kernel._device
@@ -385,10 +396,11 @@ class _Session:
                     f"{self.kernel.name} in {self.kernel.filename} ran and no warp of it recorded anything: has it a "
                     "Recorder, and is the argument set that switches it on?"
                 )
+            manifest = self._manifest(kept)
+            self._correct(parameters, manifest)
         finally:
             with contextlib.suppress(DeviceError):  # after a failed launch every call fails: the first error counts
                 self.arena.switch_off(self.stream)
-        manifest = self._manifest(kept)
         manifest["clock_state"] = {"before": state_before, "after": machine.clock_state(device)}
         manifest["calibration"] = self.calibration
         manifest["globaltimer_step_ns"] = self.calibrator.step_ns(self.stream)
@@ -448,6 +460,9 @@ class _Session:
             "policy": self.entry["policy"],
             "capacity_bytes": options.capacity_bytes,
             "device": machine.device_facts(self.kernel._device),
+            "clock_state": None,
+            "globaltimer_step_ns": None,
+            "calibration": [],
             "site_sets": self.kernel.site_sets,
             "kernels": [self.entry],
             "launches": launches,

@@ -38,14 +38,17 @@ class RecordOptions:
     rounds: timed pairs of launches, clean and traced in turn; 0 times nothing.
     warmup: launches of either build before the first round.
     launches: traced launches that are kept in the trace, after the rounds.
+    correct: measure what the marks cost, for corrected durations: one more build, and from 4 rounds on
+    `warmup + 2 * min(rounds, 8)` more launches.
     cold_l2: overwrite the L2 cache before each launch, after the arguments have been set up.
     shared_bytes: dynamic shared memory of the launch.
     cluster: blocks of a cluster (x, y, z), or None.
     cooperative: launch cooperatively.
     stream: a stream (torch, CuPy, int or with __cuda_stream__); None is the legacy default stream.
     capacity_bytes: memory for records. What does not fit is counted as lost.
-    policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps and "staged" for
-        others; "stream" writes each event at once; "live" does so to host memory, where it outlives a hang or a crash.
+    policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps, and "staged" for
+    others and where "packed" would leave fewer blocks on an SM; "stream" writes each event at once; "live" does so to
+    host memory, where it outlives a hang or a crash.
     every_block: record every n-th block only.
     blocks: record these blocks only, by linear index; None is all.
     every_iteration: where the kernel says which iteration it is in (`rec.iteration(i)`), record every n-th only.
@@ -59,6 +62,7 @@ class RecordOptions:
     rounds: int = 10
     warmup: int = 3
     launches: int = 1
+    correct: bool = True
     cold_l2: bool = False
     shared_bytes: int = 0
     cluster: tuple[int, int, int] | None = None

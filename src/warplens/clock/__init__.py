@@ -29,12 +29,26 @@ from warplens.clock.pairs import (
 )
 from warplens.clock.rates import Rates, find_rates
 
-__all__ = ["DEFAULT_STEP_NS", "ClockMap", "ClockProblem", "begins", "fit", "int64", "rough_ns_per_cycle"]
+__all__ = [
+    "DEFAULT_STEP_NS",
+    "ClockMap",
+    "ClockProblem",
+    "begins",
+    "cycles_to_ns",
+    "fit",
+    "int64",
+    "rough_ns_per_cycle",
+]
 
 DEFAULT_STEP_NS: Final = 1000
 """Step of globaltimer where none was observed: GPUs before Hopper step by about 1 us."""
 _USUAL_CYCLES_PER_NS: Final = 2.0
 """Only to tell turns of 4.29 s and of records apart, where no two pairs of an SM exist."""
+
+
+def cycles_to_ns(cycles: F64, cycles_per_ns: F64) -> F64:
+    """Lengths in nanoseconds of short lengths in cycles, at measured rates; nan where either is."""
+    return np.asarray(cycles / cycles_per_ns)
 
 
 @dataclass

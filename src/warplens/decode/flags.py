@@ -20,3 +20,5 @@ class SpanFlag(enum.IntFlag):
     """A range that one warp started and another ended."""
     WRAPPED = 32
     """Its records may lie farther apart than they can tell: its times are right modulo 2^(32 - code_bits) cycles."""
+    OVERCORRECTED = 64
+    """Its corrected duration is negative beyond its uncertainty."""

@@ -45,6 +45,9 @@ def check(manifest: Any, where: str = "manifest") -> dict[str, Any]:
         if kernel.get("audit") is not None:
             sites = filled["site_sets"][names.index(kernel["site_set"])]["sites"]
             _check_audit(kernel["audit"], len(sites), f"{where}.kernels[{index}].audit")
+        if kernel.get("corrections") is not None:
+            sites = len(filled["site_sets"][names.index(kernel["site_set"])]["sites"])
+            _corrections(kernel["corrections"], sites, f"{where}.kernels[{index}].corrections")
     for index, entry in enumerate(filled["site_sets"]):
         ids = [site["id"] for site in entry["sites"]]
         if ids != list(range(1, len(ids) + 1)):
@@ -94,6 +97,20 @@ def _check_audit(entry: Any, sites: int, path: str) -> None:
     known = [site for site in columns["site"] if site is not None]
     if known and max(known) >= sites:
         raise FormatError(f"{path}.columns.site: expected below {sites}, found {max(known)}")
+
+
+def _corrections(value: Any, sites: int, path: str) -> None:
+    """`kernels[i].corrections`, since format 1.1: either the reason why there are none, or all of them."""
+    _of(dict, "an object")(value, path)
+    if value.get("not_measured") is not None:
+        _text(value["not_measured"], f"{path}.not_measured")
+        return
+    _CORRECTIONS(value, path)
+    rows = value["rows"]
+    if len({len(rows[name]) for name in rows if isinstance(rows[name], list)}) > 1:
+        raise FormatError(f"{path}.rows: expected lists of one length")
+    for name, bound in (("role", len(value["roles"])), ("site", sites + 1)):
+        _list(_int(0, bound - 1))(rows[name], f"{path}.rows.{name}")
 
 
 def _show(value: Any) -> str:
@@ -173,6 +190,24 @@ _u64 = _int(0, (1 << 64) - 1)
 _dims = _list(_int(1, (1 << 31) - 1), 3, 3)
 _samples = _nullable(_list(_number))
 _resources = _nullable(_object(registers=_u32, shared_bytes=_u32, local_bytes=_u64, resident_blocks=_u32))
+
+_CORRECTIONS: Final = _object(
+    launches=_u32,
+    copies=_u32,
+    mark_cycles=_nullable(_object(p10=_number, p50=_number, p90=_number)),
+    roles=_list(_list(_int(0, (1 << layout.META_WARP_BITS) - 1))),
+    rows=_object(
+        role=_list(_u32),
+        site=_list(_u32),
+        verb=_list(_text),
+        spans=_list(_u64),
+        duration_cycles=_list(_number),
+        cost_cycles=_list(_number),
+        cost_uncertainty_cycles=_list(_number),
+        corrected_uncertainty_cycles=_list(_number),
+        mark_uncertainty_cycles=_list(_number),
+    ),
+)
 
 _MANIFEST: Final = _object(
     warplens=_nullable(_text),

@@ -12,24 +12,20 @@ their true length is not known, so mean and percentiles leave them out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import polars as pl
 
+from warplens import clock
+from warplens.decode.corrected import by_warp, measured
 from warplens.decode.flags import SpanFlag
-from warplens.render.pick import number_ranges, per_site
+from warplens.decode.roles import MAX_ROLES, find_roles
+from warplens.render.pick import number_ranges
 
 if TYPE_CHECKING:
     from warplens.trace import Trace
 
-MAX_ROLES: Final = 8
-"""With more roles than this, warps differ too much for roles to say anything: the table keeps to sites."""
-ROLE_GAP: Final = 3.0
-ROLE_CYCLES: Final = 30
-ROLE_SAMPLES: Final = 8
-"""Warps that visit the same sites are still two roles where, in some site, their medians leave a gap of this factor
-and at least this many cycles, each median being of at least ROLE_SAMPLES visits. (In RMSNorm all warps pass
-cross_reduce, and only warp 0 does it.)"""
 ROLE_DIFFERENCE: Final = 1.25
 """A site's row is split by role where the roles' p50 differ by more than this factor."""
 ALL_WARPS: Final = "all"
@@ -70,15 +66,17 @@ def spans_of(trace: Trace, group: LaunchGroup) -> pl.LazyFrame:
 
 def phase_table(trace: Trace, group: LaunchGroup, *, by_role: bool) -> pl.DataFrame:
     """One row a site (and role): `site`, `name`, `kind`, `warps`, `count`, `cut`, `share`, then mean, p50, p90 and
-    p99 in cycles and ns.
+    p99 in cycles and ns, and of corrected durations mean, p50 and the half width of the mean's 90 % interval in ns.
 
     With `by_role` every site is split; without it only sites whose roles' p50 differ by more than ROLE_DIFFERENCE.
-    `share` is null for spans that cross warps, the statistics are null for instants.
+    `share` is null for spans that cross warps, the statistics are null for instants, and those of corrected durations
+    where there are none.
     """
     spans = spans_of(trace, group)
     capacity = _capacity(spans, group)
-    whole = _statistics(spans, group, by_role=False)
-    roles = _statistics(spans, group, by_role=True) if group.roles else whole.clear()
+    certainty = _certainty(trace, group)
+    whole = _statistics(spans, group, certainty, by_role=False)
+    roles = _statistics(spans, group, certainty, by_role=True) if group.roles else whole.clear()
     total = int(capacity["cycles"].sum())
     shares = dict(zip(capacity["role"], capacity["cycles"], strict=True))
     rows = []
@@ -102,7 +100,7 @@ def phase_table(trace: Trace, group: LaunchGroup, *, by_role: bool) -> pl.DataFr
     if by_role and group.roles:
         order = {name: place for place, name in enumerate(group.role_names)}
         table = table.sort(pl.col("warps").replace_strict(order, default=len(order), return_dtype=pl.Int64), "site")
-    columns = ["site", "name", "kind", "warps", "role", "count", "cut", "share", *_STATISTICS]
+    columns = ["site", "name", "kind", "warps", "role", "count", "cut", "share", *_STATISTICS, *_CORRECTED]
     return table.join(sites, on="site", how="left", maintain_order="left").select(columns)
 
 
@@ -156,7 +154,10 @@ def _most_time(trace: Trace, group: LaunchGroup, blocks: pl.DataFrame, keys: lis
 _STATISTICS: Final = [f"{s}_{u}" for u in ("cycles", "ns") for s in ("mean", "p50", "p90", "p99")]
 
 
-def _statistics(spans: pl.LazyFrame, group: LaunchGroup, *, by_role: bool) -> pl.DataFrame:
+_CORRECTED: Final = ["corrected_mean_ns", "corrected_p50_ns", "corrected_uncertainty_ns"]
+
+
+def _statistics(spans: pl.LazyFrame, group: LaunchGroup, certainty: pl.DataFrame, *, by_role: bool) -> pl.DataFrame:
     """A row a site (and role): counts and sums of all spans, mean and percentiles of the complete ones with a length.
 
     The role is null without `by_role`.
@@ -164,6 +165,7 @@ def _statistics(spans: pl.LazyFrame, group: LaunchGroup, *, by_role: bool) -> pl
     keys = ["site", "role"] if by_role else ["site"]
     if by_role:
         spans = spans.with_columns(role=_role_of(group))
+        certainty = certainty.with_columns(role=_role_of(group))
     flags = pl.col("flags")
     counts = spans.group_by(keys).agg(
         pl.len().cast(pl.Int64).alias("count"),
@@ -175,9 +177,32 @@ def _statistics(spans: pl.LazyFrame, group: LaunchGroup, *, by_role: bool) -> pl
         value = pl.col(f"duration_{unit}")
         aggregates.append(value.mean().alias(f"mean_{unit}"))
         aggregates += [value.quantile(q / 100, "nearest").cast(pl.Int64).alias(f"p{q}_{unit}") for q in (50, 90, 99)]
+    corrected = pl.col("corrected_ns")
+    aggregates += [
+        corrected.mean().alias("corrected_mean_ns"),
+        corrected.quantile(0.5, "nearest").alias("corrected_p50_ns"),
+    ]
     complete = spans.filter(flags & int(SpanFlag.UNENDED | SpanFlag.INSTANT) == 0).group_by(keys).agg(aggregates)
-    table = counts.join(complete, on=keys, how="left").collect()
+    mean = (pl.col("half_width_ns") * pl.col("spans")).sum() / pl.col("spans").sum()
+    certain = certainty.group_by(keys).agg(mean.alias("corrected_uncertainty_ns"))
+    table = counts.join(complete, on=keys, how="left").collect().join(certain, on=keys, how="left")
     return table if by_role else table.with_columns(role=pl.lit(None, pl.String))
+
+
+def _certainty(trace: Trace, group: LaunchGroup) -> pl.DataFrame:
+    """By site and warp: `half_width_ns` of what a mean is corrected by, and the `spans` there; empty without any."""
+    manifest, launch = trace.manifest, group.launches[0]
+    columns: dict[str, Any] = {"site": pl.UInt16, "warp": pl.UInt8, "half_width_ns": pl.Float64}
+    kernel = manifest["launches"][launch]["kernel"] if launch < len(manifest["launches"]) else None
+    rate = trace.launches.filter(pl.col("launch").is_in(list(group.launches)))["cycles_per_ns"].mean()
+    if kernel is None or not isinstance(rate, float) or measured(manifest["kernels"][kernel]) is None:
+        return pl.DataFrame(schema=columns | {"spans": pl.UInt32})
+    half_width = by_warp(manifest, "cost_uncertainty_cycles")[kernel]
+    site, warp = np.nonzero(np.isfinite(half_width))
+    half_width_ns = clock.cycles_to_ns(half_width[site, warp], np.full(len(site), rate))
+    table = pl.DataFrame({"site": site, "warp": warp, "half_width_ns": half_width_ns}, schema=columns)
+    visits = spans_of(trace, group).group_by("site", "warp").agg(pl.len().alias("spans")).collect()
+    return table.join(visits, on=["site", "warp"])
 
 
 _COUNTED: Final = {"cut": SpanFlag.UNENDED, "instants": SpanFlag.INSTANT, "crossing": SpanFlag.CROSS_WARP}
@@ -203,21 +228,10 @@ def _roles(trace: Trace, launches: list[int]) -> dict[int, str]:
         spans = spans.filter(pl.col("launch").is_in(launches))
     keys = ["warp", "site"]
     visits = spans.group_by(keys).agg(pl.len().alias("n"), pl.col("duration_cycles").median().alias("p50")).collect()
-    signature: dict[int, list[tuple[int, int]]] = {}
-    for site, rows in per_site(visits.sort("p50", "warp")):
-        rank, before = 0, None
-        typical = (rows["n"] >= ROLE_SAMPLES).all()
-        for warp, p50 in zip(rows["warp"], rows["p50"], strict=True):
-            if typical and before is not None and p50 - before >= ROLE_CYCLES and p50 >= ROLE_GAP * before:
-                rank += 1
-            signature.setdefault(warp, []).append((site, rank))
-            before = p50
-    roles: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for warp in sorted(signature):
-        roles.setdefault(tuple(signature[warp]), []).append(warp)
+    roles = find_roles(visits.select("site", "warp", "n", "p50").iter_rows())
     if not 1 < len(roles) <= MAX_ROLES:
         return {}
-    return {w: "w" + number_ranges(warps, limit=3) for warps in roles.values() for w in warps}
+    return {w: "w" + number_ranges(warps, limit=3) for warps in roles for w in warps}
 
 
 def _role_of(group: LaunchGroup) -> pl.Expr:

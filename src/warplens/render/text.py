@@ -29,7 +29,14 @@ By = Literal["site", "role", "sm", "block", "launch"]
 BY: Final = ("site", "role", "sm", "block", "launch")
 WIDE_COLUMNS: Final = 104
 """A window at least this wide shows mean and percentiles in ns as well as in cycles; a narrower one only p50."""
+CORRECTED_COLUMNS: Final = 18
+"""What corrected durations need more."""
 PLACES_SHOWN: Final = 16
+_CORRECTED: Final = {
+    "corrected_mean_ns": "ns mean",
+    "corrected_uncertainty_ns": "±",
+    "corrected_p50_ns": "ns p50",
+}
 _STYLES: Final[dict[Level, str]] = {"ok": "green", "note": "yellow", "BAD": "bold red"}
 _SHARE: Final = (
     "share: time of the row's spans over the time of all blocks times the row's warps; a block lasts from the first "
@@ -139,7 +146,8 @@ class _PhaseTable:
         self.colors = dict(zip(trace.sites["site"].to_list(), site_colors(names, kinds), strict=True))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = options.max_width >= WIDE_COLUMNS
+        corrected = CORRECTED_COLUMNS * bool(self.table["corrected_p50_ns"].count())
+        wide = options.max_width >= WIDE_COLUMNS + corrected
         units: dict[str, tuple[str, ...]] = {
             "cycles": ("mean", "p50", "p90", "p99"),
             "ns": ("mean", "p50", "p90", "p99") if wide else ("p50",),
@@ -155,11 +163,23 @@ class _PhaseTable:
             for index, name in enumerate(names):
                 head = f"{unit}\n{name}" if index == 0 else f"\n{name}"
                 out.add_column(head, justify="right", no_wrap=True, style="" if unit == "cycles" else "dim")
+        for index, name in enumerate(self._corrected(wide)):
+            out.add_column(f"{'' if index else 'corrected'}\n{_CORRECTED[name]}", justify="right", no_wrap=True)
         for row in self.table.iter_rows(named=True):
-            out.add_row(*self._cells(row, units))
+            out.add_row(*self._cells(row, units), *self._corrected_cells(row, self._corrected(wide)))
         yield out
         if self.table["cut"].sum():
             yield Text("+n in count: cut spans, whose end was not seen", style="dim")
+
+    def _corrected(self, wide: bool) -> tuple[str, ...]:
+        """Columns of corrected durations that are shown: none where there are no such."""
+        if not self.table["corrected_p50_ns"].count():
+            return ()
+        return tuple(_CORRECTED) if wide else ("corrected_p50_ns",)
+
+    def _corrected_cells(self, row: dict[str, Any], names: Iterable[str]) -> Iterable[Text]:
+        for name in names:
+            yield Text("-" if row[name] is None else f"{row[name]:,.0f}")
 
     def _cells(self, row: dict[str, Any], units: dict[str, tuple[str, ...]]) -> Iterable[Text]:
         part = row["role"] is not None and row["warps"] == row["role"]

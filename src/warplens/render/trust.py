@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import polars as pl
 
+from warplens.decode.corrected import TILING, measured
 from warplens.render.escape import visible
 from warplens.render.facts import entries, mapping, number
 from warplens.render.pick import counted, nanoseconds
@@ -105,15 +106,50 @@ def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
         return TrustLine("builds", "BAD", text + ": residency changed, so the traced run is another run")
     if (traced.get("local_bytes") or 0) > (clean.get("local_bytes") or 0):
         return TrustLine("builds", "BAD", text + ": the traced build spills")
-    brief = f"{_known(traced.get('registers'))} registers, {_known(traced.get('resident_blocks'))} resident blocks"
+    limit, policy = number(kernel.get("register_limit")), kernel.get("policy")
+    how = [f"policy {visible(policy, limit=24)}"] if policy else []
+    how += [f"compiled for at most {limit:.0f} registers"] if limit else []
+    text += f", {', '.join(how)}" if how else ""
+    brief = f"{visible(policy, limit=24)}, " if policy else ""
+    brief += f"{_known(traced.get('registers'))} registers, {_known(traced.get('resident_blocks'))} resident blocks"
     return TrustLine("builds", "ok", text, brief + (f" ({prefix[:-2]})" if prefix else ""))
 
 
 def _mark_cost(kernel: dict[str, Any], prefix: str) -> TrustLine:
-    cost = kernel.get("mark_cost_cycles")
-    if cost is None:
-        return TrustLine("mark cost", "ok", f"{prefix}not measured", "cost of a single mark not measured")
-    return TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles", f"a mark costs {cost:.1f} cycles")
+    cost, found = number(kernel.get("mark_cost_cycles")), measured(kernel)
+    if found is None:
+        why = mapping(kernel.get("corrections")).get("not_measured")
+        reason = f", and nothing is corrected: {visible(why, limit=200)}" if why else ""
+        if cost is None:
+            unknown = "cost of a single mark not measured" + (f" ({visible(why, limit=200)})" if why else "")
+            return TrustLine("mark cost", "ok", f"{prefix}not measured{reason}", unknown)
+        return TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles{reason}", f"a mark costs {cost:.1f} cycles")
+    parts = []
+    if (mark := found["mark_cycles"]) is not None:
+        parts.append(f"{mark['p50']:.0f} cycles ({mark['p10']:.0f} to {mark['p90']:.0f})")
+    life, phases, cost_cycles, half_width = (_total(found["rows"], *of) for of in _TOTALS)
+    if life:
+        parts.append(f"all of them {100 * cost_cycles / life:.1f} ± {100 * half_width / life:.1f} % of the warps' time")
+    if phases and life - cost_cycles:
+        parts.append(f"corrected phases sum to {100 * phases / (life - cost_cycles):.1f} % of the rest")
+    noted = bool(life) and cost_cycles > (SLOWDOWN_NOTE - 1) * life
+    # No brief: what is corrected, and by how much, is seen without asking.
+    return TrustLine("mark cost", "note" if noted else "ok", prefix + ", ".join(parts))
+
+
+_TOTALS: Final = (
+    (("life",), {"duration_cycles": 1}),
+    (TILING, {"duration_cycles": 1, "cost_cycles": -1}),
+    (("life",), {"cost_cycles": 1}),
+    (("life",), {"cost_uncertainty_cycles": 1}),
+)
+"""Sums over the rows of `corrections`: the verbs that count, and the columns with their signs."""
+
+
+def _total(rows: dict[str, list[Any]], verbs: tuple[str, ...], columns: dict[str, int]) -> float:
+    """Of all spans of those verbs."""
+    chosen = [index for index, verb in enumerate(rows["verb"]) if verb in verbs]
+    return sum(float(rows["spans"][i]) * sign * float(rows[name][i]) for i in chosen for name, sign in columns.items())
 
 
 def _audit(trace: Trace) -> list[TrustLine]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens import layout
+from warplens.decode.corrected import Corrected, correct, overcorrected
 from warplens.decode.flags import SpanFlag
 from warplens.errors import FormatError
 from warplens.trace.file import U32
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from warplens.clock import ClockMap
     from warplens.decode import Decoded
     from warplens.decode.events import Words
+    from warplens.decode.problems import Problem
 
 I64 = npt.NDArray[np.int64]
 
@@ -37,6 +39,8 @@ FREE_ROWS: Final = 1 << 20
 MAX_ROWS_PER_BYTE: Final = 64
 """A Parquet table of more than FREE_ROWS may hold this many rows a byte (ours: 0.5): more is a bomb."""
 _NOTHING: Final = np.iinfo(np.int64).min
+_CORRECTED_BY: Final = ("launch", "warp", "site", "duration_ns", "flags")
+"""Columns of `spans` that its corrected durations follow from."""
 
 
 def from_records(manifest: dict[str, Any], records: Mapping[str, U32]) -> tuple[dict[str, pl.DataFrame], int]:
@@ -45,12 +49,18 @@ def from_records(manifest: dict[str, Any], records: Mapping[str, U32]) -> tuple[
 
     named = {entry["records"] for entry in manifest["launches"]}
     decoded = decode(manifest, {name: records[name] for name in records if name in named})
+    launches, its_sites, spans = _launches(decoded, manifest), sites(manifest), decoded.spans
+    its = {name: getattr(spans, name) for name in _CORRECTED_BY}
+    corrected = correct(manifest, launches["cycles_per_ns"].to_numpy(), **its)
+    problems = list(decoded.problems)
+    if corrected is not None:
+        problems += overcorrected(corrected.over, spans.launch, spans.site, its_sites["name"].to_list())
     out = {
-        "launches": _launches(decoded, manifest),
+        "launches": launches,
         "blocks": _frame(TABLES["blocks"], _blocks(decoded)),
-        "spans": _frame(TABLES["spans"], _spans(decoded)),
-        "sites": sites(manifest),
-        "problems": _problems(decoded),
+        "spans": _frame(TABLES["spans"], _spans(decoded, corrected)),
+        "sites": its_sites,
+        "problems": _problems(problems),
         "audit": audit(manifest),
         "clocks": _clocks(decoded.clocks),
     }
@@ -117,7 +127,13 @@ def from_parquet(
         stored = _read("spans", members[name], STORED_SPANS)
         _expect_below(stored, "spans", "site", table("sites").height)
         _expect_below(stored, "spans", "launch", table("launches").height)
-        return _from_stored(stored, table("blocks"), table("clocks"), origin_ns)
+        spans = _from_stored(stored, table("blocks"), table("clocks"), origin_ns)
+        its = {name: spans[name].to_numpy() for name in _CORRECTED_BY}
+        corrected = correct(manifest, table("launches")["cycles_per_ns"].to_numpy(), **its)
+        columns = _corrected_columns(its["flags"], corrected)
+        return spans.with_columns(pl.Series(key, column) for key, column in columns.items()).select(
+            list(TABLES["spans"])
+        )
     frame = _read(name, members[name], CLOCKS if name == "clocks" else TABLES[name])
     if name in ("launches", "sites"):
         key = "launch" if name == "launches" else "site"
@@ -205,9 +221,11 @@ def _blocks(decoded: Decoded) -> dict[str, Any]:
     return columns
 
 
-def _spans(decoded: Decoded) -> dict[str, Any]:
+def _spans(decoded: Decoded, corrected: Corrected | None) -> dict[str, Any]:
     size, enders = len(decoded.spans), decoded.enders
-    columns: dict[str, Any] = {name: getattr(decoded.spans, name) for name in TABLES["spans"] if name not in ADDED}
+    its_own = [name for name in TABLES["spans"] if not name.startswith("corrected_") and name not in ADDED]
+    columns: dict[str, Any] = {name: getattr(decoded.spans, name) for name in its_own}
+    columns |= _corrected_columns(decoded.spans.flags, corrected)
     for key in ("payload", "id"):
         words: Words | None = columns[key]
         columns[key] = _nulls(key, size) if words is None else _masked(words.values, words.valid)
@@ -223,9 +241,20 @@ def _nulls(name: str, size: int) -> pl.Series:
     return pl.Series(name, [], dtype).extend_constant(None, size)
 
 
-def _problems(decoded: Decoded) -> pl.DataFrame:
+def _corrected_columns(flags: npt.NDArray[np.uint16], corrected: Corrected | None) -> dict[str, Any]:
+    """`corrected_ns`, `corrected_uncertainty_ns`, and `flags` with their bit."""
+    if corrected is None:
+        nothing = pl.Series("", [], pl.Float64).extend_constant(None, len(flags))
+        return {"corrected_ns": nothing, "corrected_uncertainty_ns": nothing, "flags": flags}
+    bit = np.uint16(SpanFlag.OVERCORRECTED)
+    columns = {"corrected_ns": corrected.corrected_ns, "corrected_uncertainty_ns": corrected.uncertainty_ns}
+    filled = {name: pl.Series(name, values, nan_to_null=True) for name, values in columns.items()}
+    return {**filled, "flags": np.where(corrected.over, flags | bit, flags & ~bit)}
+
+
+def _problems(problems: list[Problem]) -> pl.DataFrame:
     names = TABLES["problems"]
-    return _frame(names, {name: [getattr(problem, name) for problem in decoded.problems] for name in names})
+    return _frame(names, {name: [getattr(problem, name) for problem in problems] for name in names})
 
 
 def _clocks(clocks: list[ClockMap | None]) -> pl.DataFrame:
@@ -293,8 +322,7 @@ def _from_stored(stored: pl.DataFrame, blocks: pl.DataFrame, clocks: pl.DataFram
         lasts = line.ns(start_cycles[part] + cycles, part) - start_ns[part] + residuals[2][part]
         np.multiply(lasts, ~instant[part], out=duration_ns[part])
     derived = {"start_cycles": start_cycles, "duration_cycles": duration, "duration_ns": duration_ns}
-    spans = stored.with_columns(pl.Series(name, values) for name, values in derived.items())
-    return spans.select(list(TABLES["spans"]))
+    return stored.with_columns(pl.Series(name, values) for name, values in derived.items())
 
 
 def _neighbours(spans: pl.DataFrame) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

@@ -79,9 +79,16 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "start_cycles": Column("Int64", "begin, clock64 of its SM"),
         "duration_cycles": Column("Int64", "duration; 0 for instants; from nanoseconds when it ended on another SM"),
         "duration_ns": Column("Int64", "duration; 0 for instants"),
+        "corrected_ns": Column(
+            "Float64", "duration_ns less what the marks cost; null for instants and where that was not measured", True
+        ),
+        "corrected_uncertainty_ns": Column("Float64", "half width of a 90 % interval around corrected_ns", True),
         "payload": Column("UInt32", "the value given with the mark", True),
         "id": Column("UInt32", "the id that joins a start with an end", True),
-        "flags": Column("UInt16", "bits: INSTANT 1, UNENDED 2, AFTER_GAP 4, OVERLAPPING 8, CROSS_WARP 16, WRAPPED 32"),
+        "flags": Column(
+            "UInt16",
+            "bits: INSTANT 1, UNENDED 2, AFTER_GAP 4, OVERLAPPING 8, CROSS_WARP 16, WRAPPED 32, OVERCORRECTED 64",
+        ),
         "end_block": Column("UInt32", "block of the warp that ended it; null where its own warp did", True),
         "end_warp": Column("UInt8", "warp that ended it; null where its own warp did", True),
     },
@@ -141,7 +148,7 @@ STORED_SPANS: Final[dict[str, Column]] = {
     **{
         name: column
         for name, column in TABLES["spans"].items()
-        if not name.endswith("cycles") and name != "duration_ns"
+        if not name.endswith("cycles") and name != "duration_ns" and not name.startswith("corrected_")
     },
     "start_residual": Column("Int64", "start_cycles minus what the SM's line gives for start_ns"),
     "duration_residual": Column(
@@ -149,4 +156,5 @@ STORED_SPANS: Final[dict[str, Column]] = {
     ),
     "duration_ns_residual": Column("Int64", "duration_ns minus what the SM's line gives for duration_cycles"),
 }
-"""`spans` as a file holds it: cycles follow from start_ns, the clocks and small residuals (docs/adr/0003-file.md)."""
+"""`spans` as a file holds it: cycles follow from start_ns, the clocks and small residuals,
+corrected durations from the manifest (docs/adr/0003-file.md)."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from tests.corrections import corrections
+from warplens.decode.corrected import correct
 from warplens.trace.tables import TABLES
 
 SITES = [
@@ -179,6 +181,8 @@ def _span_columns(launch: int, block: int, cycles: np.ndarray, sm: int, origin_n
 def _spans(columns: dict[str, np.ndarray]) -> pl.DataFrame:
     frame = pl.DataFrame(columns).with_columns(
         depth=pl.lit(0, pl.UInt8),
+        corrected_ns=pl.lit(None, pl.Float64),
+        corrected_uncertainty_ns=pl.lit(None, pl.Float64),
         payload=pl.lit(None, pl.UInt32),
         id=pl.lit(None, pl.UInt32),
         flags=pl.lit(0, pl.UInt16),
@@ -186,7 +190,8 @@ def _spans(columns: dict[str, np.ndarray]) -> pl.DataFrame:
         end_warp=pl.lit(None, pl.UInt8),
     )
     order = ["launch", "block", "warp", "sequence", "site", "depth", "start_ns", "start_cycles", "duration_cycles"]
-    return frame.select(*order, "duration_ns", "payload", "id", "flags", "end_block", "end_warp")
+    order_behind = ["duration_ns", "corrected_ns", "corrected_uncertainty_ns", "payload", "id", "flags"]
+    return frame.select(*order, *order_behind, "end_block", "end_warp")
 
 
 def sites(rows: list[tuple[str, str]] | None = None) -> pl.DataFrame:
@@ -269,6 +274,28 @@ def doubtful() -> Any:
     return replace(trace, launches=launches, spans=all_spans, sites=sites(rows), problems=problems_frame(problems))
 
 
+COSTS = [0.0, 24.5, 22.0, -12.0, 30.0, 18.0, 26.0, 25.0]
+"""Of each site's marks, in cycles, of `corrected`."""
+
+
+def corrected(trace: Any) -> Any:
+    """The same trace with corrections as a capture measures them, and the columns that follow."""
+    size, warps = len(SITES), int(trace.spans["warp"].max()) + 1
+    costs = dict(enumerate([sum(COSTS), *COSTS]))
+    found = corrections(costs, warps=warps, cost_error=2.5, mark_error=6.0)
+    found["rows"]["duration_cycles"] = [float(sum(LENGTHS)), *map(float, LENGTHS)]
+    facts = dict(trace.manifest)
+    facts["kernels"] = [facts["kernels"][0] | {"corrections": found, "mark_cost_cycles": 14, "policy": "packed"}]
+    facts["site_sets"] = [{"name": "rmsnorm", "sites": [{}] * size}]
+    facts["launches"] = [{"kernel": 0}] * trace.launches.height
+    spans = {name: trace.spans[name].to_numpy() for name in ("launch", "warp", "site", "duration_ns", "flags")}
+    made = correct(facts, trace.launches["cycles_per_ns"].to_numpy(), **spans)
+    assert made is not None
+    columns = {"corrected_ns": made.corrected_ns, "corrected_uncertainty_ns": made.uncertainty_ns}
+    filled = trace.spans.with_columns(pl.Series(name, column) for name, column in columns.items())
+    return replace(trace, manifest=facts, spans=filled)
+
+
 def renamed(trace: Any, names: list[str]) -> Any:
     """The same trace with its sites called `names`, in order."""
     return replace(trace, sites=trace.sites.with_columns(name=pl.Series(names)))
@@ -313,7 +340,8 @@ def of_spans(
     columns["start_ns"] = [row["start"] for row in rows]
     columns["duration_ns"] = [row["end"] - row["start"] for row in rows]
     columns["start_cycles"], columns["duration_cycles"] = columns["start_ns"], columns["duration_ns"]
-    columns |= {name: [row.get(name) for row in rows] for name in ("payload", "id", "end_block", "end_warp")}
+    empty = ("payload", "id", "end_block", "end_warp", "corrected_ns", "corrected_uncertainty_ns")
+    columns |= {name: [row.get(name) for row in rows] for name in empty}
     base = rmsnorm(blocks=1, sms=1, warps=1, resident=1)
     spans = pl.DataFrame(columns, schema=base.spans.schema).sort("launch", "block", "warp", "sequence")
     blocks: list[tuple[Any, ...]] = []

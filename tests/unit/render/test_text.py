@@ -15,6 +15,7 @@ from warplens.errors import UsageError
 from warplens.render.phases import launch_groups, phase_table, place_table
 from warplens.render.text import BY, summary, summary_facts
 from warplens.render.timeline import cycle_ruler, nice_step, show
+from warplens.render.trust import trust_lines
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = ["\x1b[31mred", "a\nb", "[bold red]x[/]", "\u202egnp", ":smile:", "_hidden", "$x^2$", "名前"]
@@ -171,6 +172,59 @@ def test_a_disturbed_kernel_is_told(changes: dict[str, Any], expected: str) -> N
     manifest = fake.manifest()
     manifest["kernels"] = [manifest["kernels"][0] | changes]
     assert expected in printed(summary(replace(small(), manifest=manifest)), width=160)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"not_measured": "rounds=2, and 4 are needed"}, "not measured (rounds=2, and 4 are needed)"),
+        (None, "4.1 cycles"),
+    ],
+)
+def test_what_was_not_corrected_says_why(found: Any, expected: str) -> None:
+    cost = None if found else 4.1
+    manifest = fake.manifest()
+    manifest["kernels"] = [manifest["kernels"][0] | {"corrections": found, "mark_cost_cycles": cost}]
+    text = printed(summary(replace(small(), manifest=manifest)), width=160)
+    assert expected in text
+    assert "corrected" not in text
+
+
+@pytest.mark.parametrize(("width", "heads"), [(80, ["corrected", "ns p50"]), (123, ["corrected", "± ns p50"])])
+def test_corrected_durations_stand_beside_the_raw_ones(width: int, heads: list[str]) -> None:
+    text = printed(summary(fake.corrected(small())), width=width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    for head in heads:
+        assert any(line.endswith(head) for line in lines)
+    (row,) = [line for line in lines if "cross_reduce" in line]
+    assert row.endswith("56")  # 140 cycles less 30, at 1.98 cycles/ns
+    together = " ".join(text.split())
+    # Costs sum to 133.5 cycles of 3,980; their error is 2.5.
+    assert "14 cycles (12 to 22), all of them 3.4 ± 0.1 % of the warps' time" in together
+    assert "corrected phases sum to 100.0 % of the rest" in together
+
+
+def test_marks_that_take_more_than_a_tenth_of_the_time_are_a_note() -> None:
+    trace = fake.corrected(small())
+    rows = trace.manifest["kernels"][0]["corrections"]["rows"]
+    rows["cost_cycles"] = [10 * cost for cost in rows["cost_cycles"]]
+    assert "note mark cost" in " ".join(printed(summary(trace)).split())
+
+
+def test_the_policy_and_a_limit_of_registers_are_told() -> None:
+    manifest = fake.manifest()
+    manifest["kernels"] = [manifest["kernels"][0] | {"policy": "staged", "register_limit": 32}]
+    (line,) = [t for t in trust_lines(replace(small(), manifest=manifest)) if t.label == "builds"]
+    assert line.text.endswith("policy staged, compiled for at most 32 registers")
+    assert line.brief.startswith("staged, 34 registers")
+
+
+def test_json_has_corrected_mean_median_and_half_width() -> None:
+    group = summary_facts(fake.corrected(small()))["groups"][0]
+    (row,) = [row for row in group["rows"] if row["name"] == "cross_reduce"]
+    assert row["corrected_p50_ns"] == pytest.approx(71 - 30 / 1.98)
+    assert row["corrected_uncertainty_ns"] == pytest.approx(2.5 / 1.98)
 
 
 def test_throttling_stands_out() -> None:

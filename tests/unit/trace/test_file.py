@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.corrections import corrections
 from tests.synthesis import fake_recording
 from warplens.errors import FileError, FormatError, VersionError
 from warplens.trace import Trace
@@ -58,6 +59,12 @@ def with_manifest(data: bytes, change: Callable[[dict[str, Any]], None]) -> byte
     facts = manifest_of(data)
     change(facts)
     return rezipped(data, lambda members: members.update({"manifest.json": json.dumps(facts).encode()}))
+
+
+def with_rows(facts: dict[str, Any], **rows: list[Any]) -> None:
+    """Corrections of one row, with changes."""
+    facts["kernels"][0]["corrections"] = found = corrections({1: 20.0})
+    found["rows"] |= rows
 
 
 def read_all(path: Path) -> None:
@@ -247,6 +254,13 @@ def test_any_manifest_value_replaced_by_junk_or_gone_never_breaks_out(tmp_path: 
         (lambda m: m.pop("launches"), r"expected the key 'launches'"),
         (lambda m: m.update(format="zip"), r'expected "wlens"'),
         (lambda m: m.update(version="1.0"), r"expected \[major, minor\]"),
+        (lambda m: m["kernels"][0].update(corrections=3), r"corrections: expected an object"),
+        (lambda m: m["kernels"][0].update(corrections={}), r"corrections: expected the key 'launches'"),
+        (lambda m: m["kernels"][0].update(corrections={"not_measured": 3}), r"not_measured: expected a text"),
+        (lambda m: with_rows(m, site=[9]), r"rows\.site\[0\]: expected an integer from 0 to 8"),
+        (lambda m: with_rows(m, role=[1]), r"rows\.role\[0\]: expected an integer from 0 to 0"),
+        (lambda m: with_rows(m, spans=[]), r"rows: expected lists of one length"),
+        (lambda m: with_rows(m, cost_cycles=["1"]), r"cost_cycles\[0\]: expected a finite number"),
         (lambda m: m.update(origin_ns="soon"), r"origin_ns: expected"),
         (lambda m: m.update(sources=[{"path": 3}]), r"manifest\.sources: expected entries"),
     ],

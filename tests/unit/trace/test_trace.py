@@ -11,7 +11,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.corrections import corrections
 from tests.synthesis import Event, FakeRecording, Warp, encode_warp, fake_recording, manifest, nested_recording
+from warplens.decode.flags import SpanFlag
 from warplens.errors import FormatError, UsageError
 from warplens.layout import Control, Verb
 from warplens.trace import TABLES, Trace
@@ -27,15 +29,22 @@ def with_losses() -> FakeRecording:
     return recording
 
 
+def with_corrections() -> FakeRecording:
+    recording = fake_recording(blocks=8, warps=3, launches=2, sms=3)
+    recording.manifest["kernels"][0]["corrections"] = corrections({0: 90.0, 1: 50.0, 3: 5000.0}, warps=3, cost_error=9)
+    return recording
+
+
 @pytest.mark.parametrize(
     "recording",
     [
         fake_recording(blocks=8, warps=3, launches=3, sms=3),
         nested_recording(blocks=6),
         with_losses(),
+        with_corrections(),
         fake_recording(blocks=5, warps=2, calibrated=False, step_ns=1000),
     ],
-    ids=["phases", "nested", "losses", "coarse"],
+    ids=["phases", "nested", "losses", "corrected", "coarse"],
 )
 def test_tables_come_back_from_a_file_exactly(tmp_path: Path, recording: FakeRecording) -> None:
     trace = Trace.from_recording(recording)
@@ -166,3 +175,34 @@ def test_a_large_launch_takes_at_most_two_and_a_half_bytes_an_event(tmp_path: Pa
     trace.save(tmp_path / "a.wlens")
     events = int(trace.launches["events"].sum())
     assert (tmp_path / "a.wlens").stat().st_size <= 2.5 * events
+
+
+def test_corrected_durations_follow_from_the_manifest_and_are_not_clipped() -> None:
+    trace = Trace.from_recording(with_corrections())
+    spans = trace.spans.join(trace.launches.select("launch", "cycles_per_ns"), on="launch")
+    first = spans.filter(pl.col("site") == 0)
+    assert (first["duration_ns"] - first["corrected_ns"]).to_list() == pytest.approx(
+        (50 / first["cycles_per_ns"]).to_list()
+    )
+    assert first["corrected_uncertainty_ns"].to_list() == pytest.approx((9 / first["cycles_per_ns"]).to_list())
+    third = spans.filter(pl.col("site") == 2)
+    assert (third["corrected_ns"] < 0).all()
+    assert (third["flags"] == SpanFlag.OVERCORRECTED).all()
+    assert spans.filter(pl.col("site") == 1)["corrected_ns"].null_count() == 8 * 3 * 2
+    told = trace.problems.filter(pl.col("kind") == "overcorrected")
+    assert told["count"].to_list() == [24, 24]
+    assert told["severity"].unique().to_list() == ["note"]
+
+
+def test_a_file_without_corrections_has_empty_columns_of_them(tmp_path: Path) -> None:
+    for recording in (fake_recording(blocks=2, warps=1), fake_recording(blocks=2, warps=1, launches=0)):
+        Trace.from_recording(recording).save(tmp_path / "a.wlens")
+        spans = open_trace(tmp_path / "a.wlens").spans
+        assert spans.schema["corrected_ns"] == spans.schema["corrected_uncertainty_ns"] == pl.Float64
+        assert spans["corrected_ns"].null_count() == spans.height
+
+
+def test_corrections_that_say_why_there_are_none_open() -> None:
+    recording = fake_recording(blocks=2, warps=1)
+    recording.manifest["kernels"][0]["corrections"] = {"not_measured": "correct=False"}
+    assert Trace.from_recording(recording).spans["corrected_ns"].is_null().all()

@@ -43,6 +43,12 @@ struct live {
 #define WARPLENS_POLICY packed
 #endif
 
+// How often a mark is taken, in a row: 1. What a mark costs in its place is measured by builds with 2 of each, and the
+// whole of them by one with 0 (docs/adr/0008-corrections.md). The first mark of a warp is taken once in all of them.
+#ifndef WARPLENS_MARKS
+#define WARPLENS_MARKS 1
+#endif
+
 // An id that joins a range_start in one warp with a range_end in another (of the same site).
 struct Join {
   unsigned id;
@@ -149,7 +155,15 @@ class Recorder {
       storage_.put(control(detail::layout::kControlCodeGap) | detail::layout::kCodePayload, 0, skipped_, waits_);
       skipped_ = 0;
     }
+#if WARPLENS_MARKS == 1
     storage_.put(code, id, payload, waits_);
+#else  // without a loop, in which the compiler would no longer count the records
+    if (WARPLENS_MARKS > 0 || !marked_) storage_.put(code, id, payload, waits_);
+    if (WARPLENS_MARKS > 1 && marked_) storage_.put(code, id, payload, waits_);
+    if (WARPLENS_MARKS > 2 && marked_) storage_.put(code, id, payload, waits_);
+    static_assert(WARPLENS_MARKS <= 3, "a mark is taken three times at most");
+    marked_ = true;
+#endif
     const bool of_site = code >> detail::layout::kCodeSiteShift != 0;
     const unsigned verb = code >> detail::layout::kCodeVerbShift & ((1u << detail::layout::kCodeVerbBits) - 1u);
     if (code == kEndPhase || (of_site && verb == kVerbPhase)) waits_ = false;
@@ -163,6 +177,9 @@ class Recorder {
     put(code(site, verb) | detail::layout::kCodeId, id);
   }
 
+#if WARPLENS_MARKS != 1  // one member more changes the allocation of registers, though nothing reads it
+  bool marked_ = false;
+#endif
   bool waits_ = false;
   bool skips_ = false;
   unsigned skipped_ = 0;

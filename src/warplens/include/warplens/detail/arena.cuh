@@ -38,6 +38,12 @@ constexpr bool kAllRecorded = true;
 #else
 constexpr bool kAllRecorded = false;
 #endif
+// One that chooses by steps and warps alone, never by a list or a window, saves the registers of a call.
+#ifdef WARPLENS_STEPS_ONLY
+constexpr bool kStepsOnly = true;
+#else
+constexpr bool kStepsOnly = false;
+#endif
 
 // Whether a warp is recorded, and what its chunks say of the launch. Returned by value: what a call gets by reference
 // lies in memory ever after.
@@ -94,7 +100,7 @@ struct Choice {
     // factors 2, is at most (2^32 - 1) / n (Granlund and Montgomery, 1994).
     const bool in_step = rotate_right(linear_block() * every_inverse, more % 32u) <= every_limit;
     const bool recorded = in_step && (warp_mask >> linear_warp() & 1u) != 0;
-    if (recorded && (more & (layout::kChoiceList | layout::kChoiceWindow)) != 0) {
+    if (!kStepsOnly && recorded && (more & (layout::kChoiceList | layout::kChoiceWindow)) != 0) {
       return kInline ? choose_further(more) : call_choose_further(more);
     }
     return {recorded, low(read_gridid())};

@@ -2,7 +2,7 @@
 // and writes them with their header as one chunk in one coalesced store. Memory is touched once in 24 records and at
 // the end, and nothing that takes long is waited for. Where no loop has marks the compiler counts the records, and a
 // mark is three instructions without a branch; in a loop it is seven with one. Why so, and what the other ways cost:
-// docs/adr/0004-buffers-and-overflow.md and 0006-marks-in-loops.md.
+// docs/adr/0004-buffers-and-overflow.md and 0009-marks-in-loops.md.
 // In: codes, ids and payloads of marks. Out: chunks as layout.py describes them. Never waits for another warp,
 // never writes outside of the chunk that it obtained. Wants whole warps: staged.cuh takes the others.
 #ifndef WARPLENS_DETAIL_PACKED_CUH
@@ -340,7 +340,7 @@ class Packed {
     ++kept_.count;
   }
 
-  // The clock is read first, and what it decides is one branch: a mark in a loop waits for each (ADR 6). A change of
+  // The clock is read first, and what it decides is one branch: a mark in a loop waits for each (ADR 9). A change of
   // the clock's high half ends the chunk, so that no gap is ever guessed.
   __device__ __forceinline__ void keep_in_loop(u32 code) {
     u64 now = read_clock();

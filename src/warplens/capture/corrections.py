@@ -1,0 +1,116 @@
+"""What marks cost in this kernel, measured by launches of a build that takes each mark twice.
+
+In: the traced build, a way to launch a build and drain what it wrote, the facts of the launch. Out: the manifest's
+`kernels[i].corrections`, plain data; a reason in place of it where nothing can be said. The estimate itself is
+decode/corrections.py's: pure, without Polars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warplens import layout
+from warplens.capture.arena import Drained
+from warplens.capture.builds import Build, Compile, Launched, fitting
+from warplens.capture.options import RecordOptions
+from warplens.decode import corrections as estimation
+from warplens.errors import CompileError
+
+COPIES: Final = 2
+MOST_LAUNCHES: Final = 8
+"""Of each build: the half width of an interval from 8 is 1.3 times that from 20."""
+MOST_CHUNKS: Final = 1 << 15
+"""Chunks of a launch that are looked at: 0.8 million events, a tenth of a second."""
+
+
+def launches_of(options: RecordOptions) -> int:
+    """Launches of each build that corrections take with these options; 0 when there are none."""
+    wanted = min(options.rounds, MOST_LAUNCHES) if options.correct else 0
+    return wanted if wanted >= estimation.LEAST_LAUNCHES else 0
+
+
+def marks_option(copies: int) -> str:
+    """What compiles a kernel so that each mark but a warp's first is taken `copies` times."""
+    return f"-DWARPLENS_MARKS={copies}"
+
+
+def multiple_build(
+    build: Compile, traced: Build, resources: dict[str, int], launched: Launched, copies: int = COPIES
+) -> tuple[Build, dict[str, int]]:
+    """The build with more copies of each mark, resident and spilling as the traced one. Raises UnfitError."""
+    try:
+        found = fitting(build, (*traced.options, marks_option(copies)), launched, resources["resident_blocks"])
+    except CompileError as error:
+        raise estimation.UnfitError(f"the build with {copies} of each mark does not compile: {error}") from error
+    if found is None or found[1]["resident_blocks"] != resources["resident_blocks"]:
+        raise estimation.UnfitError(
+            f"an SM does not hold {resources['resident_blocks']} blocks of the build with {copies} of each mark"
+        )
+    if found[1]["local_bytes"] > resources["local_bytes"]:
+        raise estimation.UnfitError(f"the build with {copies} of each mark spills registers")
+    return found
+
+
+def some_blocks(chunks: NDArray[np.uint32], share: float) -> NDArray[np.uint32]:
+    """The chunks of about that share of the blocks: the same blocks each time, spread over the grid."""
+    if share >= 1:
+        return chunks
+    spread = chunks[:, layout.WORD_BLOCK] * np.uint32(2654435761)  # Knuth's multiplicative hash
+    return chunks[spread < np.uint32(share * 2**32)]
+
+
+@dataclass
+class Launcher:
+    """How a session launches: `start` lets a build record and warms it up, `record` launches it and drains it."""
+
+    compile: Compile
+    start: Callable[[Build], None]
+    record: Callable[[Build], Drained]
+    launched: Launched
+
+
+def corrections(launcher: Launcher, traced: Build, manifest: dict[str, Any], options: RecordOptions) -> dict[str, Any]:
+    """The manifest's `corrections` of its one kernel; `traced` is the build that it was recorded with."""
+    launches = launches_of(options)
+    try:
+        if not launches:
+            least = f"rounds={options.rounds}, and {estimation.LEAST_LAUNCHES} are needed"
+            raise estimation.UnfitError(least if options.correct else "correct=False")
+        resources = manifest["kernels"][0]["traced"]
+        doubled, its_resources = multiple_build(launcher.compile, traced, resources, launcher.launched)
+        launcher.start(doubled)
+        found = _measured(launcher.record, traced, doubled, manifest, launches)
+    except estimation.UnfitError as reason:
+        return {"not_measured": str(reason)}
+    return {"not_measured": None, "doubled": its_resources, **found}
+
+
+def _measured(
+    record: Callable[[Build], Drained], traced: Build, doubled: Build, manifest: dict[str, Any], launches: int
+) -> dict[str, Any]:
+    times: dict[int, list[estimation.LaunchTimes]] = {1: [], COPIES: []}
+    share = 1.0
+    for number in range(launches):
+        turn = [(1, traced), (COPIES, doubled)]
+        for copies, build in turn if number % 2 == 0 else turn[::-1]:
+            drained = record(build)
+            if drained.lost_events:
+                raise estimation.UnfitError("records found no space: raise capacity_bytes")
+            if not times[1]:
+                share = MOST_CHUNKS / max(len(drained.chunks), 1)
+            times[copies].append(measured_launch(drained, manifest, copies, share))
+    return estimation.estimate(times[1], times[COPIES], copies=COPIES)
+
+
+def measured_launch(
+    drained: Drained, manifest: dict[str, Any], copies: int, share: float = 1.0
+) -> estimation.LaunchTimes:
+    """Durations in a launch of the shape of the manifest's first one, in about that share of its blocks."""
+    entry = manifest["launches"][0] | {"grid_id": None, "records": "records/000000.u32"}
+    facts = {**manifest, "launches": [entry], "calibration": []}
+    return estimation.measure(some_blocks(drained.chunks, share), facts, copies=copies)
