@@ -12,7 +12,7 @@ import operator
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,8 @@ from warplens.capture.library import Dim3, Function, Library
 from warplens.capture.modules import read_site_sets
 from warplens.capture.options import RecordOptions, stream_handle
 from warplens.capture.recording import Recording
-from warplens.errors import CompileError, DeviceError, DisturbanceError, FileError, SitesError, UsageError
+from warplens.capture.stopped import Stop, mark_stopped, wait
+from warplens.errors import CompileError, DeviceError, DisturbanceError, FileError, SitesError, StoppedError, UsageError
 
 _LONG_MS = 1000.0
 """A launch that lasts longer may outlast 2^32 cycles under other conditions."""
@@ -192,6 +193,10 @@ class CudaKernel:
             "pass allow_fewer_blocks=True"
         )
 
+    def _where(self, recording: Recording) -> tuple[str, ...]:  # noqa: ARG002  (Kernel's uses it)
+        """Where the warps of a kernel that was stopped last were, as lines; decoding them is a later stage's."""
+        return ()
+
     def capture(self, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, **options: Any) -> Recording:
         """Launch the kernel, clean and traced in turn, and record it.
 
@@ -199,7 +204,10 @@ class CudaKernel:
         `__cuda_array_interface__`, numpy arrays (copied to the GPU and back), numpy scalars, numbers. options: see
         `RecordOptions`. The kernel runs `2 * (warmup + rounds) + launches` times with the same arguments.
 
-        Raises UsageError, DeviceError (a launch failed), DisturbanceError (fewer resident blocks).
+        With policy "live" a launch that hangs or crashes, or that is interrupted, is a StoppedError, which holds what
+        was recorded until then.
+
+        Raises UsageError, DeviceError (a launch failed), StoppedError, DisturbanceError (fewer resident blocks).
         """
         wanted = RecordOptions.of(options)
         shape = (dim3(grid, "grid"), dim3(block, "block"))
@@ -225,7 +233,8 @@ class _Session:
         self.kernel, self.options = kernel, options
         self.grid, self.block = shape
         self.stream = stream_handle(options.stream)
-        mapped = options.policy == "live"
+        self.live = mapped = options.policy == "live"
+        self.kept: list[Drained] = []
         if kernel._arena is None or (kernel._arena.capacity_bytes, kernel._arena.mapped) != (
             options.capacity_bytes,
             mapped,
@@ -271,14 +280,23 @@ class _Session:
 
     def _timed(self, build: Build, parameters: Arguments) -> tuple[Any, Any]:
         """One launch between two events."""
-        if build is self.traced:
-            self.arena.clear_cursors(self.stream)
+        self._make_room(build)
         self._flush_l2()
         events = [driver.call("cuEventCreate", 0) for _ in range(2)]
         driver.call("cuEventRecord", events[0], self.stream)
         self._launch(build, parameters)
         driver.call("cuEventRecord", events[1], self.stream)
+        self._outlive(build)
         return events[0], events[1]
+
+    def _make_room(self, build: Build) -> None:
+        """Let a launch that is not kept write over what those before it wrote."""
+        if build is not self.traced:
+            return
+        if self.live:  # it may be the one that hangs, and then all that lies there is read
+            self.arena.clear(self.stream)
+        else:
+            self.arena.clear_cursors(self.stream)
 
     def _flush_l2(self) -> None:
         if self.flush is not None:
@@ -289,8 +307,9 @@ class _Session:
         builds = [build for build in (self.clean, self.traced) if build is not None]
         for _ in range(self.options.warmup):
             for build in builds:
-                self.arena.clear_cursors(self.stream)
+                self._make_room(build)
                 self._launch(build, parameters)
+                self._outlive(build)
         events: dict[int, list[tuple[Any, Any]]] = {id(build): [] for build in builds}
         for number in range(self.options.rounds):
             for timed in builds if number % 2 == 0 else builds[::-1]:
@@ -353,16 +372,69 @@ class _Session:
         self.calibration.append(self.calibrator.read(after, "after", self.stream))
         return self.arena.drain(self.stream)
 
+    def _keep_live(self, parameters: Arguments) -> Drained:
+        """As `_keep`, but all that a launch that hangs could hold up is done before it."""
+        self.arena.clear(self.stream)
+        room = self.calibrator.allocate()
+        before = self.calibrator.begin(self.stream)
+        self.calibration.append(self.calibrator.read(before, "before", self.stream))
+        self._flush_l2()
+        self._launch(self.traced, parameters)
+        self._outlive(self.traced, lambda: self.calibrator.begin(self.stream, room))
+        self.calibration.append(self.calibrator.read(room, "after", self.stream))
+        return self.arena.drain(self.stream)
+
+    def _outlive(self, build: Build, first: Callable[[], object] | None = None) -> None:
+        """With policy live, wait for the launch of `build`; StoppedError where it does not end."""
+        if not self.live:
+            return
+        why = f"{self.kernel.name} was stopped"
+        try:
+            stop = wait(lambda: driver.is_done(self.stream), self.options.timeout_s, first)
+        except BaseException:  # the program's own, out of a signal's handler
+            driver.give_up(why, self._has_recovered)
+            raise
+        if stop is None:
+            return
+        driver.give_up(why, self._has_recovered)
+        if build is self.traced:
+            recording, name = self._stopped(stop, *self.arena.look()), self.kernel.name
+        else:
+            stop = Stop(f"its clean build, which records nothing, was running: {stop.why}", stop.after_s, stop.cause)
+            recording, name = self._stopped(stop), str(self.kernel.clean)
+        error = StoppedError(f"{name} was stopped after {stop.after_s:.3g} s: {stop.why}", recording)
+        error.where = self.kernel._where(recording)
+        raise error from stop.cause
+
+    def _has_recovered(self) -> bool:
+        try:
+            return driver.is_done(self.stream)
+        except DeviceError:
+            return False
+
+    def _stopped(self, stop: Stop, chunks: Any = None, last: Any = None) -> Recording:
+        """What was recorded until `stop`: the launches before, and this one where it is given."""
+        kept = self.kept if chunks is None else [*self.kept, Drained(chunks, 0, 0)]
+        if self.entry["clean_ns"] is None and self.clean is not None:
+            self.entry["not_measured"] = "the kernel was stopped before"
+        recording = self._recording(kept, state_after=None)
+        return mark_stopped(recording, stop, np.zeros((0, 4), np.uint32) if last is None else last)
+
     def run(self, parameters: Arguments) -> Recording:
         """All launches; the recording."""
-        device = self.kernel._device
-        state_before = machine.clock_state(device)
+        self.state_before = machine.clock_state(self.kernel._device)
+        self.facts = machine.device_facts(self.kernel._device)
+        self.step_ns = self.calibrator.step_ns(self.stream) if self.live else None
         try:
             self._choose_build(parameters)
             self._switch_on()
-            self._rounds(parameters)
-            kept = [self._keep(parameters) for _ in range(self.options.launches)]
-            if not self.options.narrowed and not any(len(own.chunks) or own.lost_events for own in kept):
+            if not self.live:
+                self._rounds(parameters)
+            for _ in range(self.options.launches):
+                self.kept.append(self._keep_live(parameters) if self.live else self._keep(parameters))
+            if self.live:
+                self._rounds(parameters)
+            if not self.options.narrowed and not any(len(own.chunks) or own.lost_events for own in self.kept):
                 raise SitesError(
                     f"{self.kernel.name} in {self.kernel.filename} ran and no warp of it recorded anything: has it a "
                     "Recorder, and is the argument set that switches it on?"
@@ -370,10 +442,14 @@ class _Session:
         finally:
             with contextlib.suppress(DeviceError):  # after a failed launch every call fails: the first error counts
                 self.arena.switch_off(self.stream)
+        self.step_ns = self.step_ns or self.calibrator.step_ns(self.stream)
+        return self._recording(self.kept, machine.clock_state(self.kernel._device))
+
+    def _recording(self, kept: list[Drained], state_after: dict[str, Any] | None) -> Recording:
         manifest = self._manifest(kept)
-        manifest["clock_state"] = {"before": state_before, "after": machine.clock_state(device)}
-        manifest["calibration"] = self.calibration
-        manifest["globaltimer_step_ns"] = self.calibrator.step_ns(self.stream)
+        manifest["clock_state"] = {"before": self.state_before, "after": state_after}
+        manifest["calibration"] = list(self.calibration)
+        manifest["globaltimer_step_ns"] = self.step_ns
         records = {f"records/{i:06d}.u32": drained.chunks for i, drained in enumerate(kept)}
         return Recording(manifest, records, {self.kernel.filename: self.kernel.source})
 
@@ -425,7 +501,7 @@ class _Session:
             "command": sys.argv if options.command else None,
             "policy": self.entry["policy"],
             "capacity_bytes": options.capacity_bytes,
-            "device": machine.device_facts(self.kernel._device),
+            "device": self.facts,
             "site_sets": self.kernel.site_sets,
             "kernels": [self.entry],
             "launches": launches,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from warplens.decode.wording import counted as counted
+from warplens.decode.wording import number_ranges as number_ranges
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,18 +86,6 @@ def block_title(trace: Trace, launch: int, block: int) -> str:
     return f"{title}, {nanoseconds(at['end_ns'] - at['start_ns'])}"
 
 
-def number_ranges(numbers: list[int], *, limit: int = 4) -> str:
-    """`0-3,8,10-11`; more than `limit` pieces end in an ellipsis."""
-    pieces: list[list[int]] = []
-    for number in sorted(numbers):
-        if pieces and number == pieces[-1][1] + 1:
-            pieces[-1][1] = number
-        else:
-            pieces.append([number, number])
-    texts = [f"{a}" if a == b else f"{a}-{b}" for a, b in pieces]
-    return ",".join(texts) if len(texts) <= limit else ",".join(texts[:limit]) + ",…"
-
-
 def shape(row: dict[str, Any], name: str) -> str:
     """`528` or `16x8` or `4x1x2` from the columns `name`_x, _y and _z of a launch's row."""
     axes = [row[f"{name}_{axis}"] for axis in "xyz"]
@@ -111,11 +101,6 @@ def nanoseconds(value_ns: float) -> str:
             value = value_ns / scale
             return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f} {unit}"
     return f"{value_ns:.0f} ns"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 warp`, `1,024 warps`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def byte_size(value_bytes: int) -> str:
