@@ -91,7 +91,7 @@ def stopped_recording(
     blocks: int = 1,
     *,
     whole_blocks: int = 0,
-    why: str = "it did not end within 2 s",
+    why: str = "it had not ended by the time-out",
     calibrated: bool = True,
     sms: int = 2,
     grid: int | None = None,

@@ -252,6 +252,9 @@ class _Session:
         kernel._calibrator = kernel._calibrator or Calibrator(kernel._device, kernel.arch)
         self.calibrator = kernel._calibrator
         self.calibration: list[dict[str, Any]] = []
+        self.facts = machine.device_facts(kernel._device)
+        self.state_before = machine.clock_state(kernel._device)
+        self.step_ns: int | None = None
         l2_bytes = driver.attribute(kernel._device, "L2_CACHE_SIZE")
         self.flush = driver.DeviceMemory(2 * l2_bytes) if options.cold_l2 else None
 
@@ -415,16 +418,15 @@ class _Session:
     def _stopped(self, stop: Stop, chunks: Any = None, last: Any = None) -> Recording:
         """What was recorded until `stop`: the launches before, and this one where it is given."""
         kept = self.kept if chunks is None else [*self.kept, Drained(chunks, 0, 0)]
-        if self.entry["clean_ns"] is None and self.clean is not None:
-            self.entry["not_measured"] = "the kernel was stopped before"
+        if self.entry["clean_ns"] is None:
+            self.entry["not_measured"] = "the kernel was stopped before" if self.clean else "no clean kernel was named"
         recording = self._recording(kept, state_after=None)
         return mark_stopped(recording, stop, np.zeros((0, 4), np.uint32) if last is None else last)
 
     def run(self, parameters: Arguments) -> Recording:
         """All launches; the recording."""
-        self.state_before = machine.clock_state(self.kernel._device)
-        self.facts = machine.device_facts(self.kernel._device)
-        self.step_ns = self.calibrator.step_ns(self.stream) if self.live else None
+        if self.live:
+            self.step_ns = self.calibrator.step_ns(self.stream)
         try:
             self._choose_build(parameters)
             self._switch_on()

@@ -62,7 +62,7 @@ def wait(
             pause_s = FIRST_PAUSE_S
             while not is_done():
                 if timeout_s is not None and time.monotonic() - begun_s >= timeout_s:
-                    return stop(f"it did not end within {timeout_s:g} s")
+                    return stop("it had not ended by the time-out")
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     except KeyboardInterrupt as error:

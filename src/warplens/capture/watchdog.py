@@ -174,7 +174,7 @@ class Watchdog:
                 self._try_to_save(_why(number))
                 self._pending[number] = _Pending(now_s + self._grace_s, is_saved=True)
         if self._timeout_s is not None and now_s >= self._begun_s + self._timeout_s:
-            why, self._timeout_s = f"the program did not end within {self._timeout_s:g} s", None
+            why, self._timeout_s = "the program had not ended by the time-out", None
             self._try_to_save(why)
             self._end(TIMED_OUT)
 

@@ -136,13 +136,13 @@ def _absent(manifest: dict[str, Any], records: Mapping[str, U32], places: list[L
 
 
 def _since_s(manifest: dict[str, Any], chunks: U32, code_bits: int) -> Any:
-    """Seconds from each last event to the stop; nan where its chunk, or a calibration before the launch, is missing."""
+    """Seconds from each last event to the stop; nan where its chunk, or the calibration of its launch, is missing."""
     last = np.array(manifest["stopped"]["last"], np.int64).reshape(-1, 4)
     out = np.full(len(last), nan)
     before = [entry for entry in manifest["calibration"] if entry["when"] == "before"]
     found = _chunk_of(last, chunks)
     at = np.flatnonzero(found >= 0)
-    if not before or not len(at):
+    if len(before) != len(manifest["launches"]) or not len(at):
         return out
     own = chunks[found[at]]
     sm = own[:, layout.WORD_META].astype(np.int64) >> layout.META_SM_SHIFT & ((1 << layout.META_SM_BITS) - 1)

@@ -17,11 +17,15 @@ import numpy as np
 import pytest
 
 from tests import live
+from tests.synthesis import sm_clocks
 from warplens import errors
-from warplens.capture import driver
+from warplens.capture import cuda, driver, machine
+from warplens.capture.arena import Drained
 from warplens.capture.options import RecordOptions
 from warplens.capture.stopped import Stop, last_places, wait
 from warplens.capture.watchdog import TIMED_OUT, Watchdog
+from warplens.kernel import Kernel
+from warplens.trace import Trace
 from warplens.trace import open as open_trace
 
 posix = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
@@ -44,7 +48,7 @@ def test_a_kernel_that_ends_is_waited_for() -> None:
 def test_a_kernel_that_hangs_is_given_up_when_its_time_is_over() -> None:
     stop = wait(never, timeout_s=0.2)
     assert stop is not None
-    assert stop.why == "it did not end within 0.2 s"
+    assert stop.why == "it had not ended by the time-out"
     assert 0.2 <= stop.after_s < 1.0
 
 
@@ -136,10 +140,10 @@ def test_a_time_out_wants_the_policy_that_outlives_a_hang(policy: str) -> None:
 
 
 def test_the_error_says_what_where_and_what_to_do() -> None:
-    error = errors.StoppedError("k was stopped after 2 s: it did not end within 2 s", recording=object())
+    error = errors.StoppedError("k was stopped after 2 s: it had not ended by the time-out", recording=object())
     error.where = ("Where each warp last was:", "  block 0 warp 1: b, since 1.9 s")
     assert str(error).splitlines()[:3] == [
-        "k was stopped after 2 s: it did not end within 2 s",
+        "k was stopped after 2 s: it had not ended by the time-out",
         "Where each warp last was:",
         "  block 0 warp 1: b, since 1.9 s",
     ]
@@ -160,7 +164,7 @@ def test_the_watchdog_saves_when_time_is_over_and_ends_the_process() -> None:
     saves, ended = Saves(), list[int]()
     with Watchdog(saves.save, timeout_s=0.2, signals=(), end=ended.append):
         time.sleep(0.6)
-    assert [why for why, _ in saves] == ["the program did not end within 0.2 s"]
+    assert [why for why, _ in saves] == ["the program had not ended by the time-out"]
     assert 0.2 <= saves[0][1] < 0.6
     assert ended == [TIMED_OUT]
 
@@ -236,6 +240,7 @@ def test_a_signal_of_a_forked_child_is_not_taken_for_one_of_the_parent() -> None
 BLOCKED = """
 import ctypes, os, sys, threading
 from tests import live
+from tests.synthesis import sm_clocks
 from warplens.capture.stopped import Stop, mark_stopped
 from warplens.capture.watchdog import Watchdog
 from warplens.trace.file import write_file
@@ -260,7 +265,8 @@ with Watchdog(save, timeout_s=timeout_s, grace_s=0.3):
 def child_that_blocks(path: Path, timeout_s: float = 0) -> Any:
     """A process whose main thread sits in C and never comes back; killed if it outlives the test."""
     command = [sys.executable, "-c", BLOCKED, str(path), str(timeout_s)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as child:
         killer = threading.Timer(60, child.kill)
         killer.start()
         try:
@@ -295,7 +301,7 @@ def test_a_time_out_saves_and_ends_a_process_whose_main_thread_is_blocked(tmp_pa
     with child_that_blocks(path, timeout_s=1.0) as child:
         assert child.stdout.read() == "saved []\n"
         assert child.wait(30) == TIMED_OUT
-    assert open_trace(path).manifest["stopped"]["why"] == "the program did not end within 1 s"
+    assert open_trace(path).manifest["stopped"]["why"] == "the program had not ended by the time-out"
 
 
 def test_a_recording_that_was_stopped_keeps_what_was_prepared() -> None:
@@ -303,3 +309,93 @@ def test_a_recording_that_was_stopped_keeps_what_was_prepared() -> None:
     assert recording.manifest["stopped"]["after_s"] == live.AFTER_S
     assert len(recording.manifest["stopped"]["last"]) == 4
     assert Stop("x", 1.0).cause is None
+
+
+class Calls:
+    """Stands for arena, calibrator and library of a session: takes any call, and tells in which order they came."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.chunks, self.last = live.stopped_blocks(1, clocks=sm_clocks(2))
+
+    def look(self) -> Any:
+        return self.chunks, self.last
+
+    def read(self, memory: Any, when: str, stream: int) -> Any:
+        self.names.append(f"read {when}")
+        assert (memory, stream) == (None, 0)
+        return live.calibration_with_rate(sm_clocks(2)) | {"when": when}
+
+    def step_ns(self, stream: int) -> int:
+        return 32 + stream
+
+    def drain(self, stream: int) -> Drained:
+        return Drained(self.chunks, stream, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: Any, **__: Any) -> None:
+            self.names.append(name)
+
+        return call
+
+
+def session(monkeypatch: pytest.MonkeyPatch, *, hangs_at: int) -> tuple[Any, Calls]:
+    """A session of policy live whose launch number `hangs_at` (from 0) never ends."""
+    calls, launched = Calls(), list[Any]()
+    monkeypatch.setattr(driver, "is_done", lambda _: len(launched) <= hangs_at)
+    monkeypatch.setattr(driver, "_given_up", None)
+    monkeypatch.setattr(driver, "call", lambda *_, **__: 1.0)
+    monkeypatch.setattr(machine, "clock_state", lambda _: {})
+    own = object.__new__(cuda._Session)
+    facts = live.stopped_recording().manifest
+    kernel = SimpleNamespace(name="k<true>", clean="k<false>", filename="k.cu", source="", site_sets=facts["site_sets"])
+    kernel._device, kernel._where = 0, lambda recording: Kernel._where(None, recording)  # type: ignore[arg-type]
+    own.__dict__ |= {"kernel": kernel, "grid": (1, 1, 1), "block": (128, 1, 1), "stream": 0, "live": True, "kept": []}
+    own.__dict__ |= {"options": RecordOptions(policy="live", timeout_s=0.1, rounds=2, warmup=1, launches=2)}
+    own.__dict__ |= {"arena": calls, "calibrator": calls, "traced": calls, "clean": object(), "calibration": []}
+    own.__dict__ |= {"entry": facts["kernels"][0] | {"policy": "live", "not_measured": None}, "flush": None}
+    own.__dict__ |= {"facts": {}, "state_before": {}, "step_ns": None}
+
+    def launch(build: Any, _: Any) -> None:
+        launched.append(build)
+        calls.names.append("launch")
+
+    monkeypatch.setattr(own, "_launch", launch)
+    monkeypatch.setattr(own, "_switch_on", lambda: None)
+    return own, calls
+
+
+@pytest.mark.parametrize(("hangs_at", "launches"), [(0, 1), (1, 2), (3, 3), (5, 3)])
+def test_whichever_traced_launch_hangs_is_the_last_of_the_recording(
+    monkeypatch: pytest.MonkeyPatch, hangs_at: int, launches: int
+) -> None:
+    own, calls = session(monkeypatch, hangs_at=hangs_at)  # two are kept, then clean and traced: warm-up, first round
+    with pytest.raises(errors.StoppedError) as caught:
+        own.run(None)
+    text, manifest = str(caught.value), caught.value.recording.manifest
+    assert text.startswith("k<true> was stopped after 0.1")
+    assert "block 0 warp 1: b" in text
+    assert (", since" in text) == (hangs_at < 2)  # in a launch that is timed there is no calibration before it
+    assert len(manifest["launches"]) == launches
+    assert len(caught.value.recording.records) == launches
+    trace = Trace.from_recording(caught.value.recording)
+    assert trace.spans.filter(launch=launches - 1).height == 11
+    assert not driver.is_usable()
+    if hangs_at == 0:
+        order = [name for name in calls.names if name in ("clear", "allocate", "begin", "read before", "launch")]
+        assert order == ["clear", "allocate", "begin", "read before", "launch", "begin"]
+
+
+def test_a_clean_launch_that_hangs_says_so_and_the_launches_before_it_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, _ = session(monkeypatch, hangs_at=2)
+    with pytest.raises(errors.StoppedError, match=r"k<false> was stopped .* its clean build, which records nothing"):
+        own.run(None)
+
+
+def test_a_kernel_under_policy_live_that_ends_is_a_recording_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, calls = session(monkeypatch, hangs_at=99)
+    recording = own.run(None)
+    assert recording.manifest["complete"]
+    assert [entry["when"] for entry in recording.manifest["calibration"]] == ["before", "after"] * 2
+    assert calls.names.count("launch") == 2 + 2 * (1 + 2)
+    assert recording.manifest["kernels"][0]["clean_ns"] == [1e6, 1e6]
