@@ -89,7 +89,8 @@ class StoppedError(DeviceError):
             [
                 super().__str__(),
                 *self.where,
-                f"{keep} what was recorded until then. After that end this process: CUDA cannot be relied on in it.",
+                f"{keep} what was recorded until then.",
+                "Then end this process: CUDA cannot be relied on in it any more.",
             ]
         )
 

@@ -36,27 +36,27 @@ def _whole(value: Any, name: str) -> int:
 class RecordOptions:
     """Options of `Kernel.record`.
 
-    rounds: timed pairs of launches, clean and traced in turn; 0 times nothing.
-    warmup: launches of either build before the first round.
-    launches: traced launches that are kept in the trace, after the rounds.
-    cold_l2: overwrite the L2 cache before each launch, after the arguments have been set up.
-    shared_bytes: dynamic shared memory of the launch.
-    cluster: blocks of a cluster (x, y, z), or None.
-    cooperative: launch cooperatively.
-    stream: a stream (torch, CuPy, int or with __cuda_stream__); None is the legacy default stream.
-    capacity_bytes: memory for records. What does not fit is counted as lost.
-    policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps and "staged" for
-        others; "stream" writes each event at once; "live" does so to host memory, where it outlives a hang or a crash,
-        and makes the launch that is kept before all others.
-    timeout_s: give up a kernel that has not ended after so many seconds, with what it recorded (StoppedError); policy
-        "live" alone can. None waits for ever, or for Ctrl-C.
-    every_block: record every n-th block only.
-    blocks: record these blocks only, by linear index; None is all.
-    every_iteration: where the kernel says which iteration it is in (`rec.iteration(i)`), record every n-th only.
-    warps: record these warps of a block only; None is all.
-    allow_fewer_blocks: accept that the traced build has fewer resident blocks than the clean one.
-    note: text that is kept in the trace and shown, e.g. "M=4096, commit=1f3c".
-    host, command: say in the trace on which host, or with which command, it was made.
+    - rounds: timed pairs of launches, clean and traced in turn; 0 times nothing.
+    - warmup: launches of either build before the first round.
+    - launches: traced launches that are kept in the trace, after the rounds.
+    - cold_l2: overwrite the L2 cache before each launch, after the arguments have been set up.
+    - shared_bytes: dynamic shared memory of the launch.
+    - cluster: blocks of a cluster (x, y, z), or None.
+    - cooperative: launch cooperatively.
+    - stream: a stream (torch, CuPy, int or with __cuda_stream__); None is the legacy default stream.
+    - capacity_bytes: memory for records. What does not fit is counted as lost.
+    - policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps and "staged" for
+      others; "stream" writes each event at once; "live" does so to host memory, where it outlives a hang or a crash,
+      and makes the launch that is kept before all others.
+    - timeout_s: give up a kernel that has not ended after so many seconds, with what it recorded (StoppedError); policy
+      "live" alone can. None waits for ever, or for Ctrl-C.
+    - every_block: record every n-th block only.
+    - blocks: record these blocks only, by linear index; None is all.
+    - every_iteration: where the kernel says which iteration it is in (`rec.iteration(i)`), record every n-th only.
+    - warps: record these warps of a block only; None is all.
+    - allow_fewer_blocks: accept that the traced build has fewer resident blocks than the clean one.
+    - note: text that is kept in the trace and shown, e.g. "M=4096, commit=1f3c".
+    - host, command: say in the trace on which host, or with which command, it was made.
     """
 
     rounds: int = 10
