@@ -26,7 +26,7 @@ __global__ void add_tiles(const float* x, float* y, int tiles) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   float sum = 0.0f;
-  for (int tile = warp; tile < tiles; tile += kWarps) {  // as many rounds as this warp has tiles: the mistake
+  for (int tile = warp; tile < tiles; tile += kWarps) {  // as many rounds as this warp has tiles
     rec.phase(add_tiles_sites::add, tile);
     sum += x[tile * 32 + lane];
     rec.wait(add_tiles_sites::round);

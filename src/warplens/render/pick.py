@@ -77,7 +77,8 @@ def block_title(trace: Trace, launch: int, block: int) -> str:
     if not rows:
         return f"block {block}"
     at = rows[0]
-    sm = "on an SM not known" if at["sm_begin"] is None else f"on SM {at['sm_begin']}"
+    first_sm = at["sm_end"] if at["sm_begin"] is None else at["sm_begin"]
+    sm = "on an SM not known" if first_sm is None else f"on SM {first_sm}"
     if None not in (at["sm_begin"], at["sm_end"]) and at["sm_end"] != at["sm_begin"]:
         sm += f" (moved to SM {at['sm_end']}: its cycles cannot be compared)"
     title = f"block {block} ({at['x']},{at['y']},{at['z']}) {sm}, wave {(at['wave'] or 0) + 1}"

@@ -19,6 +19,7 @@ from warplens.decode.manifest import check
 from warplens.decode.stopped import LINES, last_places, where_lines
 from warplens.errors import FormatError
 from warplens.layout import ChunkFlag, Control, Verb
+from warplens.render.pick import block_title
 from warplens.trace import Trace
 
 
@@ -101,6 +102,12 @@ def test_spans_without_an_end_are_flagged_and_the_others_are_whole() -> None:
     ]
     assert spans.filter(~pl.col("cut"), site=0)["duration_ns"].to_list() == pytest.approx([5000] * 12, abs=2)
     assert spans.filter(pl.col("site") == 1)["payload"].unique().to_list() == [7]
+
+
+def test_a_block_without_an_end_is_on_the_sm_that_its_chunks_name() -> None:
+    trace = Trace.from_recording(live.stopped_recording(3, whole_blocks=1))
+    assert trace.blocks.select("sm_begin", "sm_end").rows() == [(0, 0), (None, 1), (None, 0)]
+    assert block_title(trace, 0, 1).startswith("block 1 (1,0,0) on SM 1, wave 1")
 
 
 def test_the_trace_says_that_the_kernel_was_stopped_and_that_losses_are_not_known() -> None:
