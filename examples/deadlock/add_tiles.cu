@@ -26,7 +26,7 @@ __global__ void add_tiles(const float* x, float* y, int tiles) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   float sum = 0.0f;
-  for (int tile = warp; tile < tiles; tile += kWarps) {  // as many rounds as this warp has tiles
+  for (int tile = warp; tile < tiles; tile += kWarps) {  // not as often in each warp
     rec.phase(add_tiles_sites::add, tile);
     sum += x[tile * 32 + lane];
     rec.wait(add_tiles_sites::round);
@@ -36,5 +36,6 @@ __global__ void add_tiles(const float* x, float* y, int tiles) {
   rec.wait(add_tiles_sites::done);
   wait_for_all_warps<2>();
   rec.phase(add_tiles_sites::store);
-  if (warp == 0) y[lane] = partial[0][lane] + partial[1][lane] + partial[2][lane] + partial[3][lane];
+  if (warp > 0) return;
+  y[lane] = partial[0][lane] + partial[1][lane] + partial[2][lane] + partial[3][lane];
 }

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -267,8 +268,9 @@ def test_a_kernel_that_was_only_slow_gives_cuda_back_when_it_ends(tmp_path: Path
 
 def test_the_deadlock_example_prints_what_its_tutorial_shows(tmp_path: Path) -> None:
     path = tmp_path / "stopped.wlens"
-    example = [sys.executable, str(ROOT / "examples/deadlock/deadlock.py"), "-o", str(path)]
-    done = subprocess.run(example, capture_output=True, text=True, timeout=HARD_LIMIT_S, check=False)
+    example = [sys.executable, str(ROOT / "examples/deadlock/deadlock.py")]
+    limits: dict[str, Any] = {"timeout": HARD_LIMIT_S, "cwd": tmp_path}
+    done = subprocess.run(example, capture_output=True, text=True, check=False, **limits)
     assert done.returncode == 1, done.stdout + done.stderr
     page = (ROOT / "docs/tutorials/hung-kernel.md").read_text(encoding="utf-8")
     shown = page.partition("```text\n")[2].partition("```")[0]
@@ -277,5 +279,6 @@ def test_the_deadlock_example_prints_what_its_tutorial_shows(tmp_path: Path) -> 
     assert len(shown.splitlines()) >= 4
     for line in shown.splitlines():
         assert times.sub("", line) in printed, done.stdout
-    subprocess.run([*example, "--tiles", "16"], timeout=HARD_LIMIT_S, check=True)
+    assert "add a tile" in open_trace(path).sites["name"].to_list()
+    subprocess.run([*example, "--tiles", "16"], check=True, **limits)
     assert losses(open_trace(path)).is_empty()

@@ -53,7 +53,7 @@ def test_the_summary_as_json_has_the_same_facts(path: Path) -> None:
 def test_info_says_that_the_kernel_was_stopped(path: Path) -> None:
     code, text = warplens("info", path)
     assert code == 0
-    assert "INCOMPLETE: the kernel was stopped after 2 s: it had not ended by the time-out" in text
+    assert "INCOMPLETE: the kernel was stopped after 2 s: it had not ended by the time-out" in " ".join(text.split())
     assert json.loads(warplens("info", path, "--json")[1])["manifest"]["stopped"]["last"][0][:2] == [0, 0]
 
 
