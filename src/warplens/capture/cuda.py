@@ -30,7 +30,7 @@ from warplens.capture.library import Dim3, Function, Library
 from warplens.capture.modules import read_site_sets
 from warplens.capture.options import RecordOptions, stream_handle
 from warplens.capture.recording import Recording
-from warplens.capture.stopped import Stop, mark_stopped, wait
+from warplens.capture.stopped import Stop, mark_stopped, wait_for_stream
 from warplens.errors import CompileError, DeviceError, DisturbanceError, FileError, SitesError, StoppedError, UsageError
 
 _LONG_MS = 1000.0
@@ -391,15 +391,9 @@ class _Session:
         """With policy live, wait for the launch of `build`; StoppedError where it does not end."""
         if not self.live:
             return
-        why = f"{self.kernel.name} was stopped"
-        try:
-            stop = wait(lambda: driver.is_done(self.stream), self.options.timeout_s, first)
-        except BaseException:  # the program's own, out of a signal's handler
-            driver.give_up(why, self._has_recovered)
-            raise
+        stop = wait_for_stream(self.kernel.name, self.stream, self.options.timeout_s, first)
         if stop is None:
             return
-        driver.give_up(why, self._has_recovered)
         if build is self.traced:
             recording, name = self._stopped(stop, *self.arena.look()), self.kernel.name
         else:
@@ -408,12 +402,6 @@ class _Session:
         error = StoppedError(f"{name} was stopped after {stop.after_s:.3g} s: {stop.why}", recording)
         error.where = self.kernel._where(recording)
         raise error from stop.cause
-
-    def _has_recovered(self) -> bool:
-        try:
-            return driver.is_done(self.stream)
-        except DeviceError:
-            return False
 
     def _stopped(self, stop: Stop, chunks: Any = None, last: Any = None) -> Recording:
         """What was recorded until `stop`: the launches before, and this one where it is given."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from warplens.capture import driver
 from warplens.capture.recording import Recording
 from warplens.errors import DeviceError
 
@@ -74,6 +75,28 @@ def wait(
     if failed is not None:
         raise failed
     return None
+
+
+def wait_for_stream(
+    name: str, stream: int, timeout_s: float | None, first: Callable[[], object] | None = None
+) -> Stop | None:
+    """As `wait`, for the kernel `name` and all else in `stream`; where it does not end the driver is given up."""
+    why = f"{name} was stopped"
+
+    def has_recovered() -> bool:
+        try:
+            return driver.is_done(stream)
+        except DeviceError:
+            return False
+
+    try:
+        stop = wait(lambda: driver.is_done(stream), timeout_s, first)
+    except BaseException:  # the program's own, out of a signal's handler
+        driver.give_up(why, has_recovered)
+        raise
+    if stop is not None:
+        driver.give_up(why, has_recovered)
+    return stop
 
 
 @contextlib.contextmanager

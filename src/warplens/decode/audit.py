@@ -67,7 +67,7 @@ def tell_sites(reached: I64, base: list[int], events: I64, manifest: dict[str, A
 
 
 def expected_warps(entry: dict[str, Any]) -> int:
-    """Warps that the launch should have recorded; 0 when it was off, or when blocks of a list were."""
+    """Warps that the launch should have recorded; 0 when it was off."""
     if entry["every"] == 0:
         return 0
     return int(len(_chosen_blocks(entry)) * sum(entry["warp_mask"] >> warp & 1 for warp in range(warps_of(entry))))
