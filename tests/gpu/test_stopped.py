@@ -128,6 +128,7 @@ with Watchdog(save, grace_s=0.5):
     def tell():
         while len(session.arena.look()[1]) < 2:
             time.sleep(0.01)
+        time.sleep(0.5)  # until the main thread waits
         print("hangs", flush=True)
     threading.Thread(target=tell, daemon=True).start()
     ctypes.CDLL("libcuda.so.1").cuCtxSynchronize()  # as torch.cuda.synchronize() waits: in C, without Python's lock
