@@ -331,8 +331,8 @@ class _Session:
             self.entry["not_measured"] = "rounds=0"
 
     def _choose_build(self, parameters: Arguments) -> None:
-        """Whether to build for marks in loops: for kernels of seconds, whose times it tells beyond any doubt, and, where
-        NVRTC does not say which marks are in loops, if it is the faster one of two builds, by the median launch.
+        """Whether to build for marks in loops: for kernels of seconds, whose times it tells beyond any doubt, and,
+        where NVRTC does not say which marks are in loops, if it is the faster one of two builds, by the median launch.
         """
         if self.entry["policy"] != "packed" or not self.options.rounds:
             return
