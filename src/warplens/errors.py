@@ -10,6 +10,7 @@
     ├── RecordingError             5: nothing could be recorded
     │   ├── CompileError              the compiler refused the source
     │   ├── DeviceError               no GPU, no driver, or a CUDA call failed
+    │   │   └── StoppedError             the kernel hung, crashed or was interrupted; holds what it recorded
     │   ├── MissingDependencyError    a package or tool to install; names the command
     │   └── SitesError                a kernel without sites, or a site table that cannot be read
     └── DisturbanceError           5: the traced build would not run as the clean one does
@@ -20,7 +21,7 @@ Doubt about single events is never an exception: it becomes a row of `Trace.prob
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 INSTALL: Final = "install it from the checkout: pip install '.[cu13]' (or '.[cu12]' for a CUDA 12 driver)"
 """What to do where a package that recording needs is missing."""
@@ -66,6 +67,32 @@ class CompileError(RecordingError):
 
 class DeviceError(RecordingError):
     """No GPU, no driver, or a CUDA call failed."""
+
+
+class StoppedError(DeviceError):
+    """The kernel did not end: it hung until `timeout_s`, crashed, or was interrupted while it ran.
+
+    `recording`: what had been recorded (`Recording`); `trace`: the same as a `Trace`, where `Kernel.record` raised it;
+    `where`: where each resident warp last was, lines of text. Saving the trace needs no GPU: `error.trace.save(path)`.
+    """
+
+    def __init__(self, message: str, recording: Any = None) -> None:
+        super().__init__(message)
+        self.recording = recording
+        self.trace: Any = None
+        self.where: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        held = "recording" if self.trace is None else "trace"
+        keep = 'error.trace.save("stopped.wlens") keeps' if self.trace is not None else f"error.{held} holds"
+        return "\n".join(
+            [
+                super().__str__(),
+                *self.where,
+                f"{keep} what was recorded until then.",
+                "Then end this process: CUDA cannot be relied on in it any more.",
+            ]
+        )
 
 
 class MissingDependencyError(RecordingError):

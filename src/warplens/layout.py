@@ -135,6 +135,12 @@ def code_bits(site_count: int) -> int:
     return CODE_SITE_SHIFT + site_count.bit_length()
 
 
+def read_code(record: int, code_bits: int) -> tuple[int, int]:
+    """Site, and verb or (of site 0) control code, of an event's record."""
+    code = record & ((1 << code_bits) - 1)
+    return code >> CODE_SITE_SHIFT, code >> CODE_VERB_SHIFT & ((1 << CODE_VERB_BITS) - 1)
+
+
 def sites_hash(name: str) -> int:
     """32-bit FNV-1a of a site set's name, as the device header computes it."""
     value = 0x811C9DC5

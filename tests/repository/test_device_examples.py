@@ -56,8 +56,14 @@ def test_declarations_and_verbs_of_the_device_page_compile(checkout: Path) -> No
     assert len(verbs) >= 15
     body = "\n".join(f"  {verb};" for verb in verbs)
     body = body.replace("Token t", "warplens::Token t").replace("(site", "(gemm::multiply")
-    body = body.replace("payload", "value").replace("join(id)", "join(value)")
+    body = (
+        body.replace("payload", "value").replace("join(id)", "join(value)").replace("iteration(i)", "iteration(value)")
+    )
     assert compiles("#include <warplens/warplens.cuh>\n" + sites + KERNEL.format(sites="gemm", body=body), "kernel")
+
+
+def test_the_example_that_hangs_compiles(checkout: Path) -> None:
+    assert compiles((checkout / "examples/deadlock/add_tiles.cu").read_text(encoding="utf-8"), "add_tiles")
 
 
 def test_the_kernel_of_the_readme_compiles(checkout: Path) -> None:

@@ -32,9 +32,16 @@ class Calibrator:
         self._shared_bytes = driver.attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 1024
         self._function.allow_shared_bytes(self._shared_bytes)
 
-    def begin(self, stream: int) -> driver.DeviceMemory:
-        """Take pairs of all SMs, in the stream's order; `read` gets them when the stream has come so far."""
-        memory = driver.DeviceMemory(self._sm_count * _EDGES * _PAIR.itemsize)
+    def allocate(self) -> driver.DeviceMemory:
+        """Room for the pairs of all SMs."""
+        return driver.DeviceMemory(self._sm_count * _EDGES * _PAIR.itemsize)
+
+    def begin(self, stream: int, memory: driver.DeviceMemory | None = None) -> driver.DeviceMemory:
+        """Take pairs of all SMs, in the stream's order; `read` gets them when the stream has come so far.
+
+        With `memory`, of `allocate`, it does not wait for a kernel that hangs, as allocating may.
+        """
+        memory = memory or self.allocate()
         arguments = memory.address, _EDGES, _GAP_NS
         _run(self._function, (self._sm_count, 1, 1), (32, 1, 1), arguments, self._shared_bytes, stream)
         return memory

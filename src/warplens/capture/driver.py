@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -43,12 +44,59 @@ def call(name: str, *args: Any, doing: str = "") -> Any:
     Raises DeviceError with the function, the driver's error and what was being done.
     """
     driver = bindings()
+    if _given_up is not None and not is_usable():
+        what = f" ({doing})" if doing else ""
+        raise DeviceError(f"CUDA cannot be used any more in this process{what}: {_given_up[0]}; start a new one")
     status, *values = getattr(driver, name)(*args)
     if status != driver.CUresult.CUDA_SUCCESS:
-        text = driver.cuGetErrorString(status)[1]
         what = f" while {doing}" if doing else ""
-        raise DeviceError(f"{name} failed{what}: {status.name} ({text.decode() if text else 'no text'})")
+        raise DeviceError(f"{name} failed{what}: {_status_text(status)}")
     return values[0] if len(values) == 1 else (tuple(values) or None)
+
+
+def _status_text(status: Any) -> str:
+    text = bindings().cuGetErrorString(status)[1]
+    return f"{status.name} ({text.decode() if text else 'no text'})"
+
+
+def is_done(stream: int) -> bool:
+    """Whether all that is in `stream` has ended. Never waits.
+
+    Raises DeviceError with the driver's error alone when a kernel has crashed: from then on every call fails.
+    """
+    driver = bindings()
+    (status,) = driver.cuStreamQuery(stream)
+    if status == driver.CUresult.CUDA_ERROR_NOT_READY:
+        return False
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(_status_text(status))
+    return True
+
+
+_given_up: tuple[str, Callable[[], bool]] | None = None
+
+
+def give_up(why: str, has_recovered: Callable[[], bool]) -> None:
+    """From now on let `call` fail with `why` and free nothing: most calls would wait for a kernel that never ends.
+
+    `has_recovered` is asked at each call, and must not wait: a kernel that was only slow gives CUDA back when it ends.
+    """
+    global _given_up
+    _given_up = why, has_recovered
+
+
+def is_usable() -> bool:
+    """False after `give_up`, until the GPU has recovered."""
+    global _given_up
+    if _given_up is not None and _given_up[1]():
+        _given_up = None
+    return _given_up is None
+
+
+def release(name: str, handle: Any) -> None:
+    """Free by the driver's function `name`; nothing where that could wait forever, or at the interpreter's end."""
+    if is_usable():
+        getattr(bindings(), name)(handle)
 
 
 def ensure_context() -> int:
@@ -92,7 +140,7 @@ class DeviceMemory:
     def __del__(self) -> None:
         address, self.address = getattr(self, "address", 0), 0
         if address:
-            bindings().cuMemFree(address)
+            release("cuMemFree", address)
 
 
 class HostMemory:
@@ -114,4 +162,4 @@ class HostMemory:
     def __del__(self) -> None:
         host, self._host = getattr(self, "_host", 0), 0
         if host:
-            bindings().cuMemFreeHost(host)
+            release("cuMemFreeHost", host)

@@ -113,4 +113,4 @@ class Library:
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
         if handle is not None:
-            driver.bindings().cuModuleUnload(handle)
+            driver.release("cuModuleUnload", handle)

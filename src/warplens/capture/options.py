@@ -5,6 +5,7 @@ In: keyword arguments of `Kernel.record`. Out: a checked `RecordOptions`.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -35,28 +36,31 @@ def _whole(value: Any, name: str) -> int:
 class RecordOptions:
     """Options of `Kernel.record`.
 
-    rounds: timed pairs of launches, clean and traced in turn; 0 times nothing.
-    warmup: launches of either build before the first round.
-    launches: traced launches that are kept in the trace, after the rounds.
-    correct: measure what the marks cost, for corrected durations: one more build, and from 4 rounds on
-    `warmup + 2 * min(rounds, 8)` more launches.
-    cold_l2: overwrite the L2 cache before each launch, after the arguments have been set up.
-    shared_bytes: dynamic shared memory of the launch.
-    cluster: blocks of a cluster (x, y, z), or None.
-    cooperative: launch cooperatively.
-    stream: a stream (torch, CuPy, int or with __cuda_stream__); None is the legacy default stream.
-    capacity_bytes: memory for records. What does not fit is counted as lost.
-    policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps, and "staged" for
-    others and where "packed" would leave fewer blocks on an SM; "stream" writes each event at once; "live" does so to
-    host memory, where it outlives a hang or a crash.
-    every_block: record every n-th block only.
-    blocks: record these blocks only, by linear index; None is all.
-    every_iteration: where the kernel says which iteration it is in (`rec.iteration(i)`), record every n-th only.
-    warps: record these warps of a block only; None is all.
-    allow_fewer_blocks: accept that the traced build has fewer resident blocks than the clean one.
-    audit: prove from the machine code what each mark measures (`Trace.audit`); wants nvdisasm, and a second or two.
-    note: text that is kept in the trace and shown, e.g. "M=4096, commit=1f3c".
-    host, command: say in the trace on which host, or with which command, it was made.
+    - rounds: timed pairs of launches, clean and traced in turn; 0 times nothing.
+    - warmup: launches of either build before the first round.
+    - launches: traced launches that are kept in the trace, after the rounds.
+    - correct: measure what the marks cost, for corrected durations: one more build, and from 4 rounds on
+      `warmup + 2 * min(rounds, 8)` more launches.
+    - cold_l2: overwrite the L2 cache before each launch, after the arguments have been set up.
+    - shared_bytes: dynamic shared memory of the launch.
+    - cluster: blocks of a cluster (x, y, z), or None.
+    - cooperative: launch cooperatively.
+    - stream: a stream (torch, CuPy, int or with __cuda_stream__); None is the legacy default stream.
+    - capacity_bytes: memory for records. What does not fit is counted as lost.
+    - policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps and "staged" for
+      others, and another where it would leave fewer blocks on an SM or spill; "stream" writes each event at once;
+      "live" does so to host memory, where it outlives a hang or a crash, and makes the launch that is kept before all
+      others.
+    - timeout_s: give up a kernel that has not ended after so many seconds, with what it recorded (StoppedError); policy
+      "live" alone can. None waits for ever, or for Ctrl-C.
+    - every_block: record every n-th block only.
+    - blocks: record these blocks only, by linear index; None is all.
+    - every_iteration: where the kernel says which iteration it is in (`rec.iteration(i)`), record every n-th only.
+    - warps: record these warps of a block only; None is all.
+    - allow_fewer_blocks: accept that the traced build has fewer resident blocks than the clean one.
+    - audit: prove from the machine code what each mark measures (`Trace.audit`); wants nvdisasm, and a second or two.
+    - note: text that is kept in the trace and shown, e.g. "M=4096, commit=1f3c".
+    - host, command: say in the trace on which host, or with which command, it was made.
     """
 
     rounds: int = 10
@@ -70,6 +74,7 @@ class RecordOptions:
     stream: Any = None
     capacity_bytes: int = 256 << 20
     policy: str = "auto"
+    timeout_s: float | None = None
     every_block: int = 1
     blocks: tuple[int, ...] | None = None
     every_iteration: int = 1
@@ -90,6 +95,7 @@ class RecordOptions:
                 raise UsageError(f"cluster is {self.cluster!r}: expected three positive numbers")
         if self.policy not in POLICIES:
             raise UsageError(f"policy is {self.policy!r}: expected one of {', '.join(POLICIES)}")
+        self._check_timeout()
         for name, example in (("warps", "(0, 1)"), ("blocks", "(0, 7)")):
             numbers = getattr(self, name)
             if numbers is None:
@@ -103,6 +109,18 @@ class RecordOptions:
             raise UsageError(f"blocks are numbered from 0 to 2^32 - 1, not {self.blocks}")
         if self.every_iteration >= 1 << 24:
             raise UsageError(f"every_iteration is {self.every_iteration}: below {1 << 24} was expected")
+
+    def _check_timeout(self) -> None:
+        seconds = self.timeout_s
+        if seconds is None:
+            return
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < math.inf:
+            raise UsageError(f"timeout_s is {seconds!r}: expected a number of seconds above 0, or None")
+        if self.policy != "live":
+            raise UsageError(
+                f"timeout_s wants policy='live', not {self.policy!r}: what is not in host memory cannot be read while "
+                "a kernel hangs"
+            )
 
     @property
     def narrowed(self) -> bool:

@@ -94,6 +94,9 @@ def _facts(file: Path, manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
     written = ".".join(str(v) for v in manifest.get("version") or ["?"])
     state = "complete" if manifest.get("complete", True) else "INCOMPLETE: the recording did not finish"
+    stopped = manifest.get("stopped")
+    if stopped:
+        state = f"INCOMPLETE: the kernel was stopped after {stopped['after_s']:.3g} s: {stopped['why']}"
     facts = [("file", f"{file}, {byte_size(file.stat().st_size)}, {state}")]
     facts.append(("format", f"{written}, written by warplens {manifest.get('warplens')} at {manifest.get('created')}"))
     device = manifest.get("device")

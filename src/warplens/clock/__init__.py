@@ -95,6 +95,7 @@ def fit(
     nominal_cycles_per_ns: float | None = None,
     wanted_sms: npt.ArrayLike = (),
     unknown_sm: int | None = None,
+    wanted_cycles: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
 ) -> ClockMap:
     """Finds each SM's line from the pairs of one launch and from calibration pairs taken before and after it.
 
@@ -104,7 +105,9 @@ def fit(
     manifest (keys sm, globaltimer_ns, clock_cycles), whose pairs were taken at edges of globaltimer.
     `nominal_cycles_per_ns` is used, with a problem, only where no rate can be found; without it one cycle counts
     as 1 ns. `wanted_sms` names SMs that need a line even without a pair: they get the median line, and a
-    problem; `unknown_sm`, a number that stands for an SM that is not known, gets it without.
+    problem; `unknown_sm`, a number that stands for an SM that is not known, gets it without. `wanted_cycles`, SMs and
+    clocks, are those that will be converted, where the pairs may not enclose them: then the uncertainty holds for all
+    of these, and it is told how far beyond the pairs they lie.
     Raises ValueError when the columns differ in length.
     """
     step_ns = step_ns or DEFAULT_STEP_NS
@@ -122,6 +125,8 @@ def fit(
         pairs.reject_gross(guess, size)
         rates = find_rates(pairs, size, guess, problems)
     out = _offsets(pairs, rates, size, problems)
+    if wanted_cycles is not None:
+        _extrapolate(out, rates, int64(wanted_cycles[0]), int64(wanted_cycles[1]), pairs)
     told = wanted if unknown_sm is None else wanted[wanted != unknown_sm]
     missing = np.setdiff1d(told, np.flatnonzero(out.known))
     if missing.size:
@@ -199,6 +204,24 @@ def _offsets(pairs: Pairs, rates: Rates, size: int, problems: list[ClockProblem]
         uncertainty_ns=float(worst.max()),
         problems=problems,
     )
+
+
+def _extrapolate(out: ClockMap, rates: Rates, sm: I64, cycles: I64, pairs: Pairs) -> None:
+    """Widens the uncertainty to what holds for clocks beyond the pairs, and tells how far beyond they are."""
+    some = out.known[sm]
+    sm, since = sm[some], cycles[some] - out.base_cycles[sm[some]]
+    if not len(sm):
+        return
+    ns = since * out.ns_per_cycle[sm] + out.offset_ns[sm]
+    worst = float((out.half_width_ns[sm] + rates.error[sm] * np.abs(since)).max())
+    beyond_ns = float(ns.max() - pairs.read[pairs.kept].max())
+    if beyond_ns > pairs.step_ns and worst > out.uncertainty_ns:
+        out.uncertainty_ns = worst
+        text = (
+            f"the last events lie {beyond_ns / 1e6:.3g} ms behind the last clock pair: their times follow from the "
+            f"rate before, to {worst / 1e3:.3g} us if the SM clock did not change"
+        )
+        out.problems.append(ClockProblem("clock_extrapolated", 1, "note", text))
 
 
 def _reject_fine(pairs: Pairs, rest: F64, slack: F64, size: int, problems: list[ClockProblem]) -> None:

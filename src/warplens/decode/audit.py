@@ -23,7 +23,11 @@ Severity = Literal["loss", "error", "note"]
 def tell_launches(chunks: Chunks, records: BlockRecords, manifest: dict[str, Any], problems: Problems) -> None:
     """Problems of whole launches, and of warps by the flags of their chunks."""
     arrived = np.bincount(chunks.launch[chunks.first_of_warp], minlength=len(manifest["launches"]))
-    if not manifest["complete"]:
+    stopped = manifest["stopped"]
+    if stopped is not None:
+        text = f"{stopped['why']} (after {stopped['after_s']:.3g} s): what was lost, if anything, could not be counted"
+        problems.add(Problem("stopped", 1, "loss", text))
+    elif not manifest["complete"]:
         text = "the recording did not end in order (crash, time-out or kill): only whole launches are here"
         problems.add(Problem("incomplete_file", 1, "loss", text))
     for launch, entry in enumerate(manifest["launches"]):
@@ -31,11 +35,14 @@ def tell_launches(chunks: Chunks, records: BlockRecords, manifest: dict[str, Any
             lost, in_chunks = entry["lost_events"], entry["lost_chunks"]
             text = f"{lost} records in {in_chunks} chunks found no space: raise the capacity or record fewer blocks"
             problems.add(Problem("lost_events", lost, "loss", text, launch))
-        expected = _expected_warps(entry)
+        expected = expected_warps(entry)
         if int(arrived[launch]) < expected:
             missing = expected - int(arrived[launch])
+            severity: Severity = "loss"
             text = f"{missing} of {expected} warps left no record{_first_missing(chunks, launch, entry)}"
-            problems.add(Problem("missing_warp", missing, "loss", text, launch))
+            if stopped is not None and launch == len(manifest["launches"]) - 1:
+                severity, text = "note", f"{text}: they had not begun, or had come to no mark"
+            problems.add(Problem("missing_warp", missing, severity, text, launch))
     _tell_flag(
         chunks, ChunkFlag.PARTIAL, "partial_warp", "note", "marks of a warp that ran with lanes missing", problems
     )
@@ -59,7 +66,7 @@ def tell_sites(reached: I64, base: list[int], events: I64, manifest: dict[str, A
         first += len(entry["sites"])
 
 
-def _expected_warps(entry: dict[str, Any]) -> int:
+def expected_warps(entry: dict[str, Any]) -> int:
     """Warps that the launch should have recorded; 0 when it was off."""
     if entry["every"] == 0:
         return 0

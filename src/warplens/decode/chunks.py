@@ -116,6 +116,11 @@ def read_chunks(
         if len(open_rows):
             words = words.copy()
             words[open_rows] = streams.close(words[open_rows], np.array(code_bits, np.int64)[launch[open_rows]])
+            torn = open_rows[streams.is_torn(words[open_rows])]
+            if len(torn):
+                text = f"{len(torn)} chunks of {member} were just being begun when the kernel was stopped"
+                problems.add(Problem("torn_chunk", len(torn), "note", text))
+                launch[torn] = -1
             head = _headers(words)
         arrays.append(words)
         heads.append(head)

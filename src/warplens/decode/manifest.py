@@ -18,6 +18,7 @@ Check = Callable[[Any, str], None]
 
 MAX_LAUNCHES: Final = 1_000_000
 MAX_GRID_BLOCKS: Final = 1 << 32  # a chunk names its block with 32 bits
+MAX_RESIDENT_WARPS: Final = layout.LAST_WARPS << layout.META_SM_BITS
 MAX_BLOCK_THREADS: Final = 32 << layout.META_WARP_BITS
 
 
@@ -213,6 +214,13 @@ _MANIFEST: Final = _object(
     warplens=_nullable(_text),
     created=_nullable(_text),
     complete=_flag,
+    stopped=_nullable(
+        _object(
+            why=_text,
+            after_s=_number,
+            last=_list(_list(_u32, 4, 4), 0, MAX_RESIDENT_WARPS),
+        )
+    ),
     note=_nullable(_text),
     host=_nullable(_text),
     command=_nullable(_list(_text)),
@@ -294,6 +302,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "warplens": None,
     "created": None,
     "complete": True,
+    "stopped": None,
     "note": None,
     "host": None,
     "command": None,

@@ -19,12 +19,20 @@ _END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
 _STREAM: Final = np.uint32(int(ChunkFlag.STREAM) << layout.META_FLAGS_SHIFT)
 _LAST: Final = np.uint32(int(ChunkFlag.LAST) << layout.META_FLAGS_SHIFT)
 _EXACT: Final = np.uint32(int(ChunkFlag.EXACT) << layout.META_FLAGS_SHIFT)
+_COUNTS: Final = np.uint32(((1 << layout.META_COUNT_BITS) - 1) << layout.META_COUNT_SHIFT)
 _BLOCK_RECORD: Final = np.uint32(int(ChunkFlag.BLOCK_RECORD) << layout.META_FLAGS_SHIFT)
 
 
 def is_stream(meta: U32) -> Bool:
     """Which chunks have the flag, by word 1 of each."""
     return np.asarray((meta & _STREAM) != 0)
+
+
+def is_torn(words: U32) -> Bool:
+    """Which chunks, brought into form by `close`, have a header but neither records nor a clock."""
+    nothing = words[:, layout.WORD_META] & (_COUNTS | _LAST) == 0
+    base = words[:, layout.WORD_BASE_LOW] | words[:, layout.WORD_BASE_HIGH]
+    return np.asarray(nothing & (base == 0))
 
 
 def close(words: U32, code_bits: I64) -> U32:
@@ -56,7 +64,6 @@ def close(words: U32, code_bits: I64) -> U32:
     count = np.where(ended, last_at, count)
     out[:, layout.WORD_BASE_LOW] = base & 0xFFFFFFFF
     out[:, layout.WORD_BASE_HIGH] = base >> 32 & 0xFFFFFFFF
-    counts = np.uint32(((1 << layout.META_COUNT_BITS) - 1) << layout.META_COUNT_SHIFT)
-    meta = meta & ~(_STREAM | counts) | _EXACT | np.where(ended, _LAST, np.uint32(0))
+    meta = meta & ~(_STREAM | _COUNTS) | _EXACT | np.where(ended, _LAST, np.uint32(0))
     out[:, layout.WORD_META] = meta | (count.astype(np.uint32) << np.uint32(layout.META_COUNT_SHIFT))
     return out

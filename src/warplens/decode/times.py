@@ -115,7 +115,8 @@ def fit_times(
         around = calibrations.around(launch, sm, chunks.base_cycles[part])
         age_cycles[part] = around.age_cycles(sm, chunks.base_cycles[part])
         launched = _Launch(chunks, records, own, 1 << (32 - code_bits[launch]), manifest, around)
-        fitted = launched.fit(np.flatnonzero(np.bincount(sm)))
+        stopped = manifest.get("stopped") is not None and launch == len(clocks) - 1
+        fitted = launched.fit(np.flatnonzero(np.bincount(sm)), (sm, chunks.base_cycles[part]) if stopped else None)
         begins.cycles[own], begins.sure[own] = launched.begin_cycles, launched.surely_begun(age_cycles)
         clocks[launch] = fitted
         for doubt in fitted.problems:
@@ -156,8 +157,8 @@ class _Launch:
         off = (told - near) & (turn - 1)
         self.begin_cycles: I64 = near + np.where(off >= turn // 2, off - turn, off)
 
-    def fit(self, sms: I64) -> clock.ClockMap:
-        """The launch's clock; `sms` need a line."""
+    def fit(self, sms: I64, wanted_cycles: tuple[I64, I64] | None) -> clock.ClockMap:
+        """The launch's clock; `sms` need a line, and in a launch without an end `wanted_cycles` an uncertainty."""
         few, begun = self._few, self._few & self._begun
         step_ns = self._manifest["globaltimer_step_ns"]
         late_ns = _END_LATE_NS + (step_ns or clock.DEFAULT_STEP_NS)
@@ -171,6 +172,7 @@ class _Launch:
             nominal_cycles_per_ns=_reported_rate(self._manifest),
             wanted_sms=sms,
             unknown_sm=layout.META_SM_UNKNOWN,  # audit.py tells its blocks
+            wanted_cycles=wanted_cycles,
         )
 
     def surely_begun(self, age_cycles: I64) -> Bool:

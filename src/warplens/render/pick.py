@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from warplens.decode.wording import counted as counted
+from warplens.decode.wording import number_ranges as number_ranges
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,25 +77,14 @@ def block_title(trace: Trace, launch: int, block: int) -> str:
     if not rows:
         return f"block {block}"
     at = rows[0]
-    sm = "on an SM not known" if at["sm_begin"] is None else f"on SM {at['sm_begin']}"
+    first_sm = at["sm_end"] if at["sm_begin"] is None else at["sm_begin"]
+    sm = "on an SM not known" if first_sm is None else f"on SM {first_sm}"
     if None not in (at["sm_begin"], at["sm_end"]) and at["sm_end"] != at["sm_begin"]:
         sm += f" (moved to SM {at['sm_end']}: its cycles cannot be compared)"
     title = f"block {block} ({at['x']},{at['y']},{at['z']}) {sm}, wave {(at['wave'] or 0) + 1}"
     if at["end_ns"] is None or at["start_ns"] is None:
         return title
     return f"{title}, {nanoseconds(at['end_ns'] - at['start_ns'])}"
-
-
-def number_ranges(numbers: list[int], *, limit: int = 4) -> str:
-    """`0-3,8,10-11`; more than `limit` pieces end in an ellipsis."""
-    pieces: list[list[int]] = []
-    for number in sorted(numbers):
-        if pieces and number == pieces[-1][1] + 1:
-            pieces[-1][1] = number
-        else:
-            pieces.append([number, number])
-    texts = [f"{a}" if a == b else f"{a}-{b}" for a, b in pieces]
-    return ",".join(texts) if len(texts) <= limit else ",".join(texts[:limit]) + ",…"
 
 
 def shape(row: dict[str, Any], name: str) -> str:
@@ -111,11 +102,6 @@ def nanoseconds(value_ns: float) -> str:
             value = value_ns / scale
             return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f} {unit}"
     return f"{value_ns:.0f} ns"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 warp`, `1,024 warps`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def byte_size(value_bytes: int) -> str:

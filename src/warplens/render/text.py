@@ -18,6 +18,7 @@ from warplens.render.colors import site_colors
 from warplens.render.escape import visible, visible_tree
 from warplens.render.phases import LaunchGroup, launch_groups, phase_table, place_table
 from warplens.render.pick import nanoseconds, number_ranges, pick_launch, shape
+from warplens.render.stopped import last_sites, last_sites_table
 from warplens.render.trust import Level, TrustLine, trust_lines
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def summary(trace: Trace, *, by: By = "site", launch: int | None = None) -> Rend
     """
     groups = _groups(trace, by, launch)
     parts: list[RenderableType] = [_Trust(trust_lines(trace, launch))]
+    places = last_sites_table(trace)
+    if places is not None:
+        parts += [Text(), places]
     if trace.note:
         parts.insert(0, Text(f"note: {visible(trace.note)}", style="italic"))
     for group in groups:
@@ -66,7 +70,9 @@ def summary(trace: Trace, *, by: By = "site", launch: int | None = None) -> Rend
 
 
 def summary_facts(trace: Trace, *, by: By = "site", launch: int | None = None) -> dict[str, Any]:
-    """What `summary` shows, as a JSON-able dict: `note`, `trust` (label, level, text) and `groups`.
+    """What `summary` shows, as a JSON-able dict: `note`, `trust` (label, level, text), `stopped` and `groups`.
+
+    `stopped` is None, or `why`, `after_s` and `last_sites` of a kernel that was stopped (`stopped.last_sites`).
 
     Each group has `kernel`, `launches`, `grid`, `block`, `roles` and `rows`; rows are those of
     `phases.phase_table` or `phases.place_table`, all of them, with units in their names.
@@ -83,7 +89,14 @@ def summary_facts(trace: Trace, *, by: By = "site", launch: int | None = None) -
         groups.append(visible_tree(facts | {"rows": rows.to_dicts()}))
     trust = [{"label": t.label, "level": t.level, "text": t.text} for t in trust_lines(trace, launch)]
     note = None if trace.note is None else visible(trace.note)
-    return {"note": note, "by": by, "trust": trust, "groups": groups}
+    return {"note": note, "by": by, "trust": trust, "stopped": _stopped_facts(trace), "groups": groups}
+
+
+def _stopped_facts(trace: Trace) -> dict[str, Any] | None:
+    stopped = trace.manifest.get("stopped")
+    if not stopped:
+        return None
+    return {"why": visible(stopped["why"]), "after_s": stopped["after_s"], "last_sites": last_sites(trace)}
 
 
 def _groups(trace: Trace, by: str, launch: int | None) -> list[LaunchGroup]:

@@ -19,6 +19,7 @@ from warplens.decode.corrected import TILING, measured
 from warplens.render.escape import visible
 from warplens.render.facts import entries, mapping, number
 from warplens.render.pick import counted, nanoseconds
+from warplens.render.stopped import stopped_text
 
 if TYPE_CHECKING:
     from warplens.trace import Trace
@@ -35,7 +36,7 @@ SLOWDOWN_BAD: Final = 1.30
 """Medians of traced over clean kernel time: below the first tracing seems to help, beyond the second it is worth a
 look, beyond the third the trace is too disturbed to be believed."""
 _HARMLESS_THROTTLES: Final = frozenset({"none", "idle", "gpu_idle"})
-_OWN_LINES: Final = frozenset({"site_never_reached", "no_end", "lost_events", "incomplete_file"})
+_OWN_LINES: Final = frozenset({"site_never_reached", "no_end", "lost_events", "incomplete_file", "stopped"})
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ def trust_lines(trace: Trace, launch: int | None = None) -> list[TrustLine]:
     """All trust lines of `trace`; with `launch`, losses and problems of that launch and of the file alone."""
     manifest = trace.manifest
     lines = []
-    if not manifest.get("complete", True):
+    stopped = stopped_text(trace)
+    if stopped is not None:
+        lines.append(TrustLine("kernel", "BAD", stopped))
+    elif not manifest.get("complete", True):
         lines.append(TrustLine("file", "BAD", "recording did not finish: this holds the complete launches"))
     kernels = manifest.get("kernels") or []
     for kernel in kernels:
@@ -189,6 +193,9 @@ def _losses_and_problems(trace: Trace, launch: int | None) -> list[TrustLine]:
         lost = f"{counted(lost_events, 'event')} lost ({share:.2g} % of all)"
         text = f"{lost}, {counted(lost_chunks, 'chunk')} found no space: raise the capacity or record fewer blocks"
         lines = [TrustLine("losses", "BAD", text)]
+    elif trace.manifest.get("stopped") and launch in (None, trace.launches["launch"].max()):
+        text = f"not known: the kernel was stopped before its count could be read; {counted(events, 'event')} are here"
+        lines = [TrustLine("losses", "note", text)]
     else:
         lines = [TrustLine("losses", "ok", f"none of {events:,} events", f"{events:,} events, none lost")]
     never = problems.filter(pl.col("kind") == "site_never_reached")["text"].unique(maintain_order=True).to_list()

@@ -69,12 +69,12 @@ class Direct {
     const u64 now = read_clock();
     const u32 words = 1u + ((code & layout::kCodeId) != 0) + ((code & layout::kCodePayload) != 0);
     if (slots_ < words || low(now >> kEpochShift) - epoch_ > 1u) open(now);
-    // The event last: where it is seen, its id and payload are there.
+    // The event last: where it is seen, its id and payload are there. The fence behind it holds for the place too.
     const bool has_id = (code & layout::kCodeId) != 0;
     if ((code & layout::kCodePayload) != 0) store(has_id ? 2u : 1u, payload);
     if (has_id) store(1u, id);
-    store(0, (low(now) << kCodeBits) + code);
     if (kLive) tell_last((low(now) << kCodeBits) + code);
+    store(0, (low(now) << kCodeBits) + code);
     place_.low += 4u * words;
     slots_ -= words;
     sequence_ += words;
