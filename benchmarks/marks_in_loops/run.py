@@ -25,6 +25,7 @@ from variants import checked
 
 from warplens import layout
 from warplens.capture.arena import Arena
+from warplens.capture.compile import compile_cubin
 from warplens.capture.cuda import CudaKernel
 from warplens.capture.options import RecordOptions
 
@@ -41,6 +42,15 @@ BUILDS: dict[str, dict[str, Any]] = {
     "live": {"policy": "live"},
     "staged": {"policy": "staged"},
 }
+FORMS = (
+    "the loop alone",
+    "the first lane stores each record to one place",
+    "the first lane stores each record to the next place",
+    "kept in lanes, nothing stored",
+    "kept in lanes, stored each 24 without a branch",
+    "kept in lanes, stored each 24 by a call behind a branch",
+    "kept in lanes, and a branch that is never taken",
+)
 TURNS = 256
 LAUNCHES = 15
 CAPACITY_BYTES = 192 << 20
@@ -53,6 +63,7 @@ def main(arguments: list[str]) -> None:
     output = parser.parse_args(arguments).output
     before = nvidia_smi()
     rows = [row for unroll in (1, 4) for row in measure(unroll)]
+    forms = [row for unroll in (1, 4) for row in measure_forms(unroll)]
     result = {
         "benchmark": "marks_in_loops",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -68,11 +79,12 @@ def main(arguments: list[str]) -> None:
             "added": "median over launches of (cycles - those of the clean build in the same round)",
         },
         "rows": rows,
+        "forms": forms,
     }
     output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for row in rows:
+    for row in [*rows, *forms]:
         added = "  ".join(f"{name} {shape['added_cycles']:7.1f}" for name, shape in row["shapes"].items())
-        print(f"unroll {row['unroll']}  {row['build']:<22} {added}")
+        print(f"unroll {row['unroll']}  {row['build']:<58} {added}")
     print(f"wrote {output}")
 
 
@@ -98,6 +110,34 @@ def measure(unroll: int) -> list[dict[str, Any]]:
             own = np.array(times[row["build"]])
             added = np.median(own - np.array(times["clean"]))
             row["shapes"][shape] = {"cycles_a_turn": own.round(2).tolist(), "added_cycles": round(float(added), 2)}
+    return rows
+
+
+def measure_forms(unroll: int) -> list[dict[str, Any]]:
+    """A row for each bare form of a mark."""
+    source = (HERE / "forms.cu").read_text(encoding="utf-8")
+    records = torch.zeros(132 * 20 * 64, dtype=torch.int32, device="cuda")
+    cycles = torch.zeros(132 * 20, dtype=torch.int64, device="cuda")
+    sums = torch.zeros(132 * 640, device="cuda")
+    functions, libraries = [], []
+    for form in range(len(FORMS)):
+        options = [f"-DFORM={form}", f"-DUNROLL={unroll}"]
+        cubin = compile_cubin(source, [], arch="sm_90a", options=options, filename="forms.cu").cubin
+        libraries.append(checked(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0)))
+        functions.append(checked(driver.cuKernelGetFunction(checked(driver.cuLibraryGetKernel(libraries[-1], b"run")))))
+    rows: list[dict[str, Any]] = [{"unroll": unroll, "build": name, "shapes": {}} for name in FORMS]
+    for shape, (blocks, threads) in SHAPES.items():
+        times: list[list[float]] = [[] for _ in FORMS]
+        for _ in range(LAUNCHES):
+            for own, function in zip(times, functions, strict=True):
+                values = (cycles.data_ptr(), sums.data_ptr(), TURNS, 1.0001, records.data_ptr())
+                types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_float, ctypes.c_void_p)
+                checked(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, 0, (values, types), 0))
+                torch.cuda.synchronize()
+                own.append(float(cycles[: blocks * threads // 32].double().median()) / TURNS)
+        for row, own in zip(rows, times, strict=True):
+            added = np.median(np.array(own) - np.array(times[0]))
+            row["shapes"][shape] = {"cycles_a_turn": np.round(own, 2).tolist(), "added_cycles": round(float(added), 2)}
     return rows
 
 
