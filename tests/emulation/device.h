@@ -98,8 +98,9 @@ inline void load_words(u64 address, u32& a, u32& b, u32& c, u32& d) {
   a = load_word(address), b = load_word(address + 4), c = load_word(address + 8), d = load_word(address + 12);
 }
 
-inline void read_timers(u32& clock, u32& globaltimer, u32 thread) {
+inline void read_timers(u32& clock, u32& code, u32& globaltimer, u32 thread, u32 its_code) {
   clock = low(emulated::clock_again());
+  code = its_code;
   globaltimer = thread < 32u ? low(read_globaltimer()) : 0;
 }
 inline void take_clock(u32& time, u32& code, u32 lane, u32 first, u32 its_code) {

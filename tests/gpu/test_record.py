@@ -54,7 +54,7 @@ def test_one_thread_records_hundreds_of_events_in_order() -> None:
 
 def test_lanes_that_leave_early_cost_no_event_that_their_warp_recorded_before() -> None:
     body = "r.phase(s::a); if ((int)threadIdx.x >= n) return; p[threadIdx.x] += 1; r.phase(s::b); r.phase(s::c);"
-    trace = record(kernel(body, "float* p, int n"), 4, 128, np.int32(40))
+    trace = record(kernel(body, "float* p, int n"), 4, 128, np.int32(40), policy="packed")
     first = trace.spans.filter((pl.col("warp") == 0) & (pl.col("site") == 2))
     assert first.height == 4
     split = trace.spans.filter((pl.col("warp") == 1) & (pl.col("site") == 0))
@@ -126,7 +126,7 @@ def test_a_mark_between_a_wait_and_its_barrier_does_not_hide_the_wait() -> None:
 
 def test_marks_of_one_elected_lane_hang_nothing_and_are_told() -> None:
     body = "if (threadIdx.x % 32 == 0) for (int i = 0; i < n; ++i) r.phase(s::a); r.phase(s::b);"
-    trace = record(kernel(body, "float* p, int n"), 4, 64, np.int32(40), rounds=0, warmup=0)
+    trace = record(kernel(body, "float* p, int n"), 4, 64, np.int32(40), rounds=0, warmup=0, policy="packed")
     assert {"nonuniform_marks", "partial_warp"} & set(trace.problems["kind"])
 
 
@@ -134,7 +134,7 @@ def test_marks_of_lanes_that_outlast_others_are_told_as_missing() -> None:
     body = (
         "r.phase(s::a); r.phase(s::b); if (threadIdx.x % 32 >= 10) return; for (int i = 0; i < n; ++i) r.phase(s::c);"
     )
-    trace = record(kernel(body, "float* p, int n"), 1, 64, np.int32(20), rounds=0, warmup=0)
+    trace = record(kernel(body, "float* p, int n"), 1, 64, np.int32(20), rounds=0, warmup=0, policy="packed")
     launch = trace.launches.row(0, named=True)
     missing = trace.problems.filter(pl.col("kind") == "gap")["count"].sum()
     assert launch["events"] + missing == 2 * 22

@@ -45,7 +45,8 @@ class Launched:
     sm_registers: int
 
     def resources(self, build: Build) -> dict[str, int]:
-        """Registers, memory and resident blocks of a build."""
+        """Registers, memory and resident blocks of a build, which gets its dynamic shared memory: or none would be."""
+        build.function.allow_shared_bytes(self.shared_bytes)
         return build.function.resources(self.threads, self.shared_bytes)
 
     def register_limit(self, resident_blocks: int) -> int:

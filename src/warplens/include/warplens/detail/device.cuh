@@ -50,12 +50,13 @@ __device__ __forceinline__ u32 read_clock_low() {
 // Both timers side by side: were the second read on a condition, other warps' turns would come in between. The select,
 // and the `and` of lane_behind_timers, keep ptxas from two things: reading globaltimer into a uniform register, which
 // waits, and waiting for the thread's number in front of the timers. `globaltimer` is 0 but in a block's first warp.
-__device__ __forceinline__ void read_timers(u32& clock, u32& globaltimer, u32 thread) {
+// `code` goes with the clock in one statement, by which the audit names the mark.
+__device__ __forceinline__ void read_timers(u32& clock, u32& code, u32& globaltimer, u32 thread, u32 its_code) {
   asm volatile(
-      "{.reg .pred p; .reg .u32 t; mov.u32 %0, %%clock; mov.u32 t, %%globaltimer_lo; setp.lt.u32 p, %2, 32; "
-      "selp.u32 %1, t, 0, p;}"
-      : "=r"(clock), "=r"(globaltimer)
-      : "r"(thread)
+      "{.reg .pred p; .reg .u32 t; mov.u32 %0, %%clock; mov.u32 %1, %4; mov.u32 t, %%globaltimer_lo; "
+      "setp.lt.u32 p, %3, 32; selp.u32 %2, t, 0, p;}"
+      : "=r"(clock), "=r"(code), "=r"(globaltimer)
+      : "r"(thread), "r"(its_code)
       : "memory");
 }
 

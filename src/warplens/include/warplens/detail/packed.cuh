@@ -247,7 +247,7 @@ __device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, bool
                                     BlockFacts block) {
   const u32 lane = linear_thread() % 32u;
   if ((what & kBegins) != 0) {
-    read_timers(kept.time, block.begin_globaltimer, linear_thread());
+    read_timers(kept.time, kept.code, block.begin_globaltimer, linear_thread(), 0);
     now += kept.time - low(now);  // a little later than `now`, which the mark's own code read
   }
   if ((what & kAsks) != 0) recorded = ask_at_second<true>(choice, lane, kept, block);
@@ -334,8 +334,9 @@ class Packed {
     if (begun_) {
       take_clock(kept_.time, kept_.code, lane_, kFirstLane + kept_.count, code);
     } else {
-      begin();
-      kept_.code = code;
+      read_timers(kept_.time, kept_.code, block_.begin_globaltimer, linear_thread(), code);
+      lane_ = lane_behind_timers(linear_thread());
+      begun_ = true;
     }
     ++kept_.count;
   }
@@ -354,12 +355,6 @@ class Packed {
     kept_.raws |= 1u << (kept_.count % 32u);  // of a warp that is not recorded it grows on
     kept_.time = lane_ >= kFirstLane + kept_.count ? word : kept_.time;
     ++kept_.count;
-  }
-
-  __device__ __forceinline__ void begin() {
-    read_timers(kept_.time, block_.begin_globaltimer, linear_thread());
-    lane_ = lane_behind_timers(linear_thread());
-    begun_ = true;
   }
 
   // Space is asked for at the second record: behind the kernel's own first loads, so that the answer arrives behind
