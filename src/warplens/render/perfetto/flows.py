@@ -3,7 +3,7 @@
 In: spans and sites. Out: pairs of an arrival and a wait of one block with the same resource and the same id. Infers
 nothing: without an id on both sides there is no arrow, nor to an arrival that came after the wait was over.
 Perfetto itself lets an arrow begin at the one of the two that began first.
-A joined range needs none: it is one span. Which warp ended it the table does not say.
+A joined range needs none: it is one span, and its columns `end_block` and `end_warp` say which warp ended it.
 """
 
 from __future__ import annotations
