@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from cuda.bindings import driver
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "stress"))
-sys.path.insert(0, str(HERE.parent / "rmsnorm_overhead"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "stress"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "rmsnorm_overhead"))
 from launching import count_events, point
 from run import SEED, capture, device_facts, nvidia_smi, ratio_interval, replay_rounds, versions
 from variants import checked
@@ -34,6 +33,7 @@ from warplens.capture.arena import Arena
 from warplens.capture.cuda import CudaKernel
 from warplens.capture.options import RecordOptions
 
+HERE = Path(__file__).parent
 SIZE, TILE, DEPTH, THREADS, SHARED_BYTES = 4096, 128, 64, 256, 3 * 2 * 128 * 64 * 2
 LAUNCHES = 10
 MARKS = 2 + 4 * (SIZE // DEPTH)  # a warp: begin, four a step, store
