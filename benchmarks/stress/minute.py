@@ -16,7 +16,7 @@ from canaries import SOURCE
 from launching import row
 
 from warplens import layout
-from warplens.capture import driver
+from warplens.capture import driver, machine
 from warplens.capture.arguments import Arguments
 from warplens.capture.options import RecordOptions
 from warplens.capture.session import Session
@@ -91,7 +91,7 @@ def record_together(runs: list[Run]) -> None:
         session.calibration.append(session.calibrator.read(after, "after", session.stream))
         session.kept.append(session.arena.drain(session.stream))
         run.arguments.copy_back()
-        run.trace = Trace.from_recording(session._recording(session.kept, None))
+        run.trace = Trace.from_recording(session._recording(session.kept, machine.clock_state(session.kernel._device)))
 
 
 def minute(lasts_s: float = LASTS_S) -> Iterator[dict[str, Any]]:
