@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -142,12 +144,15 @@ def run_part(name: str) -> dict[str, Any]:
     limit_s = PARTS[name][1]
     begin = time.monotonic()
     command = [sys.executable, str(Path(__file__).resolve()), "--part", name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-        output, errors, ended = done.stdout, done.stderr, f"exit status {done.returncode}"
-    except subprocess.TimeoutExpired as expired:
-        output, errors = _text(expired.stdout), _text(expired.stderr)
-        ended = f"was stopped after {limit_s} s"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as child:
+        try:
+            output, errors = child.communicate(timeout=limit_s)
+            ended = f"exit status {child.returncode}"
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # with the processes that it has started
+            output, errors = child.communicate()
+            ended = f"was stopped after {limit_s} s"
     return {"seconds": round(time.monotonic() - begin, 2), "rows": rows_of(name, output, errors, ended)}
 
 
@@ -158,10 +163,6 @@ def rows_of(name: str, output: str, errors: str, ended: str) -> list[dict[str, A
         tail = "\n".join((errors or output).splitlines()[-15:])
         rows.append({"line": f"{name} {ended}", "passed": False, "output_tail": tail})
     return rows
-
-
-def _text(data: str | bytes | None) -> str:
-    return data.decode(errors="replace") if isinstance(data, bytes) else data or ""
 
 
 def _facts() -> dict[str, Any]:

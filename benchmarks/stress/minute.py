@@ -117,12 +117,13 @@ def judged(run: Run, hz: float) -> Iterator[dict[str, Any]]:
     trace = run.trace
     assert trace is not None
     spans = trace.spans.filter(trace.spans["site"] == 0).sort("block", "warp", "payload")
-    lasted_s = float(trace.launches["duration_ns"][0]) / 1e9
+    lasted_s = float(trace.launches["duration_ns"][0] or 0) / 1e9
     warps = BLOCKS * THREADS // 32
     complete = spans.height == warps * run.count and spans["payload"].to_list() == list(range(run.count)) * warps
     numbers: dict[str, Any] = {"waits": spans.height, "lasted_s": lasted_s, "clock_rate_hz": hz}
     if not complete:
-        yield row(f"a kernel of {lasted_s:.0f} s, {run.name}", False, **numbers, why="waits are missing")
+        doubts = trace.problems["text"].to_list()[:5]
+        yield row(f"a long kernel, {run.name}", False, **numbers, why="waits are missing", problems=doubts)
         return
     stamps = run.stamps.reshape(-1, 4).astype(np.int64)
     sure = (spans["flags"].to_numpy() & int(SpanFlag.WRAPPED)) == 0
