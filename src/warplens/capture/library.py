@@ -33,7 +33,6 @@ class Function:
 
     def resources(self, threads: int, shared_bytes: int) -> dict[str, int]:
         """Registers, static and dynamic shared memory, local memory, and blocks that are resident on one SM."""
-        self.allow_shared_bytes(shared_bytes)  # or an SM is said to hold no block that takes more than 48 KiB
         blocks = driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self.handle, threads, shared_bytes)
         return {
             "registers": self._attribute("NUM_REGS"),
