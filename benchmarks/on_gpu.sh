@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All that needs a GPU, in one go: the recordings, the cost of recording, the facts of the device, the example's
-# results, the tests. Needs torch, polars and NVRTC.
+# results, what must hold under stress, the tests. Needs torch, polars, NVRTC and compute-sanitizer; warpscope, where
+# it is installed, is one more rival.
 #     bash benchmarks/on_gpu.sh
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -12,6 +13,8 @@ step() {
 }
 step python3 examples/rmsnorm/record.py
 step python3 benchmarks/rmsnorm_overhead/run.py -o benchmarks/results/rmsnorm_overhead.json
+step python3 benchmarks/matmul/run.py -o benchmarks/results/matmul.json
+step python3 benchmarks/stress.py -o benchmarks/results/stress.json
 step python3 benchmarks/corrections.py -o benchmarks/results/corrections.json
 step python3 benchmarks/device_facts.py -o benchmarks/results/device_facts.json
 for dtype in bfloat16 float16; do

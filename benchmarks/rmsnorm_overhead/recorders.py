@@ -6,12 +6,14 @@ Every variant is made from the same kernel text, so that only the recorder diffe
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from importlib.resources import files
 from pathlib import Path
 
 HERE = Path(__file__).parent
 MARKS = 9  # eight phases and the end
-RIVALS = {"document": "document.cuh", "flashinfer": "flashinfer.cuh"}
+RIVALS = {"document": "document.cuh", "flashinfer": "flashinfer.cuh", "warpscope": "warpscope_marks.cuh"}
 _STORES = tuple(
     ("packed.cuh", store, f"if (word == 0x12345678u) {store}")
     for store in ("store_word(address, select(in_record", "store_word(address, word);")
@@ -56,6 +58,19 @@ def rival_source(rival: str) -> str:
             raise ValueError(f"rmsnorm.cu holds {old!r} {source.count(old)} times; expected once")
         source = source.replace(old, new)
     return source
+
+
+def is_installed(rival: str) -> bool:
+    """Whether the package is there that a rival's code comes from: warpscope's (`pip install warpscope`)."""
+    return rival != "warpscope" or importlib.util.find_spec("warpscope") is not None
+
+
+def rival_options(rival: str) -> tuple[str, ...]:
+    """Options for NVRTC beside the common ones: where the header of an installed rival lies."""
+    if rival != "warpscope":
+        return ()
+    header_folder = importlib.import_module("warpscope").include_dir()
+    return f"--include-path={header_folder}", f"--include-path={HERE / 'nvrtc'}"
 
 
 def name_expression(*, traced: bool) -> str:

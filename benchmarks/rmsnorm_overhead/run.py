@@ -1,4 +1,4 @@
-"""What it costs to record nine marks a warp of RMSNorm forward: clean, warplens and two other recorders.
+"""What it costs to record nine marks a warp of RMSNorm forward: clean, warplens and three other recorders.
 
 In: a GPU. Out: JSON with all raw times and how they were made, and a short table. Needs torch and cuda-bindings.
 Each variant is a CUDA graph of many launches over rotating buffers that do not fit the L2. A round replays every
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import recorders
 import torch
 from cuda.bindings import driver, nvrtc
 from variants import VARIANTS, Variant, Workload, checked, make_variant, make_workload
@@ -53,6 +54,9 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.rounds < 30:
         parser.error(f"--rounds {options.rounds}: expected 30 at least")
+    for rival in recorders.RIVALS:
+        if not recorders.is_installed(rival):
+            print(f"{rival} is left out: it is not installed (pip install {rival})")
     before = nvidia_smi()
     sizes = [measure_size(*size, rounds=options.rounds) for size in SIZES]
     result = {
@@ -84,7 +88,8 @@ def measure_size(rows: int, hidden: int, launches: int, *, rounds: int) -> dict[
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         fits = rows * launches <= MOST_LIVE_BLOCKS
-        variants = [make_variant(name, workload, arch) for name in VARIANTS if fits or name != "warplens, live"]
+        names = [name for name in VARIANTS if recorders.is_installed(name) and (fits or name != "warplens, live")]
+        variants = [make_variant(name, workload, arch) for name in names]
         graphs = {v.name: capture(v, stream) for v in variants}
         check_results(variants, graphs, workload)
         times_ns = replay_rounds(variants, graphs, stream, launches, rounds)
@@ -184,7 +189,9 @@ def device_facts() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of what compiled and launched."""
+    rivals = {"warpscope": version("warpscope")} if recorders.is_installed("warpscope") else {}
     return {
+        **rivals,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda_of_torch": str(torch.version.cuda),

@@ -34,7 +34,7 @@ CHOICES: dict[str, dict[str, int]] = {
     "warplens, switched off at run time": {"warp_mask": 0},
 }
 POLICIES = {"warplens, stream": "stream", "warplens, live": "live"}
-VARIANTS = ("clean", "warplens", *CHOICES, *POLICIES, "document", "flashinfer", *recorders.ABLATIONS)
+VARIANTS = ("clean", "warplens", *CHOICES, *POLICIES, *recorders.RIVALS, *recorders.ABLATIONS)
 
 
 def checked(result: tuple[Any, ...]) -> Any:
@@ -218,9 +218,10 @@ class Rival(Variant):
     """A recorder that writes each event to a fixed place of the launch's own buffer."""
 
     traced = True
-    options = ("--maxrregcount=32",)  # as many resident blocks as the clean kernel has
+    limit = "--maxrregcount=32"  # as many resident blocks as the clean kernel has
 
     def __init__(self, name: str, workload: Workload, arch: str) -> None:
+        self.options = (self.limit, *recorders.rival_options(name))
         super().__init__(name, workload, arch)
         words = recorders.trace_bytes(name, workload.rows, workload.warps) // 8
         self.traces = torch.zeros(workload.launches, -(-words // 2) * 2, device="cuda", dtype=torch.int64)

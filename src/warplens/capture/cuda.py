@@ -104,10 +104,11 @@ class CudaKernel:
         return self._builds[key]
 
     def traced_build(
-        self, grid: Dim3, block: Dim3, options: RecordOptions, arena: Arena, *, loops: bool = False
+        self, grid: Dim3, block: Dim3, options: RecordOptions, arena: Arena, *, loops: bool | None = None
     ) -> tuple[Build, dict[str, Any]]:
         """The build for this launch shape and arena, and the `kernels` entry of the manifest with both builds'
-        resources. `loops`: for marks in loops, where NVRTC does not tell which ones are."""
+        resources. `loops`: in place of the options', None for theirs."""
+        loops = bool(options.loops if loops is None else loops)
         threads = block[0] * block[1] * block[2]
         most = driver.attribute(self._device, "MAX_THREADS_PER_BLOCK")
         if threads > most:

@@ -57,6 +57,9 @@ class RecordOptions:
     - blocks: record these blocks only, by linear index; None is all.
     - every_iteration: where the kernel says which iteration it is in (`rec.iteration(i)`), record every n-th only.
     - warps: record these warps of a block only; None is all.
+    - loops: build policy "packed" for marks in loops: times are exact however long the kernel runs, at the cost of a
+      branch a mark. False builds for straight lines, where NVRTC does not tell which marks are in loops; None builds
+      for loops when the kernel lasts a second or the build is the faster one, for which it takes five rounds or more.
     - allow_fewer_blocks: accept that the traced build has fewer resident blocks than the clean one.
     - audit: prove from the machine code what each mark measures (`Trace.audit`); wants nvdisasm, and a second or two.
     - note: text that is kept in the trace and shown, e.g. "M=4096, commit=1f3c".
@@ -79,6 +82,7 @@ class RecordOptions:
     blocks: tuple[int, ...] | None = None
     every_iteration: int = 1
     warps: tuple[int, ...] | None = None
+    loops: bool | None = None
     allow_fewer_blocks: bool = False
     audit: bool = True
     note: str | None = None
@@ -95,6 +99,8 @@ class RecordOptions:
                 raise UsageError(f"cluster is {self.cluster!r}: expected three positive numbers")
         if self.policy not in POLICIES:
             raise UsageError(f"policy is {self.policy!r}: expected one of {', '.join(POLICIES)}")
+        if not (self.loops is None or isinstance(self.loops, bool)):
+            raise UsageError(f"loops is {self.loops!r}: expected True, False or None")
         self._check_timeout()
         for name, example in (("warps", "(0, 1)"), ("blocks", "(0, 7)")):
             numbers = getattr(self, name)

@@ -156,7 +156,8 @@ class Session:
         For kernels of seconds, whose times it tells beyond any doubt; and where NVRTC does not say which marks are in
         loops, if it is the faster one of two builds, by the median launch.
         """
-        if self.entry["policy"] != "packed" or self.options.rounds < _TRIALS:
+        asked = self.options.loops is not None
+        if asked or self.entry["policy"] != "packed" or self.options.rounds < _TRIALS:
             return
         lasts_ms = self._time_once(self.traced, parameters)
         if lasts_ms < _LONG_MS and tells_constants():

@@ -29,6 +29,9 @@ class FakeBuild:
         self.register_limit = limits[-1] if limits else None
         self.spills = 8 * max(needs - self.registers, 0)
 
+    def allow_shared_bytes(self, size_bytes: int) -> None:
+        assert size_bytes == 0
+
     def resources(self, threads: int, shared_bytes: int) -> dict[str, int]:
         blocks = REGISTERS // (threads * self.registers)
         if self.shared_bytes:

@@ -208,6 +208,8 @@ def test_grid_sizes_that_cannot_be_meant_are_refused(value: Any) -> None:
         {"warps": ("0",)},
         {"cluster": (2,)},
         {"cluster": 2},
+        {"loops": 1},
+        {"loops": "yes"},
         {"cluster": (0, 1, 1)},
     ],
 )
