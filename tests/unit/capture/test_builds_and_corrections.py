@@ -28,6 +28,10 @@ class FakeBuild:
         self.registers, self.shared_bytes = min([registers, *limits]), shared_bytes
         self.register_limit = limits[-1] if limits else None
         self.spills = 8 * max(needs - self.registers, 0)
+        self.allowed_shared_bytes = 0
+
+    def allow_shared_bytes(self, shared_bytes: int) -> None:
+        self.allowed_shared_bytes = shared_bytes
 
     def resources(self, threads: int, shared_bytes: int) -> dict[str, int]:
         blocks = REGISTERS // (threads * self.registers)
@@ -105,6 +109,12 @@ def test_a_block_of_no_whole_warps_takes_one_policy_and_no_clean_build_any() -> 
     assert policy_options("staged", 33) == ["-DWARPLENS_POLICY=staged", "-DWARPLENS_MAX_WARPS=2"]
     policy, _, _ = choose("k", lambda o: FakeBuild(o, 255, 0), {"packed": ()}, Launched(640, 0, REGISTERS), None)  # type: ignore[arg-type, return-value]
     assert policy == "packed"
+
+
+def test_a_build_is_allowed_its_dynamic_shared_memory_before_its_resident_blocks_are_asked_for() -> None:
+    build = FakeBuild((), 32, 0)
+    Launched(640, 80_000, REGISTERS).resources(build)  # type: ignore[arg-type]
+    assert build.allowed_shared_bytes == 80_000
 
 
 # ---- corrections ----------------------------------------------------------------------------------------------
