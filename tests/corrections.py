@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 
-def corrections(costs: dict[int, float], *, warps: int = 1, cost_error: float = 0.0, mark_error: float = 0.0) -> Any:
-    """Costs in cycles by site of the set (0: the life of a warp), with the same errors everywhere."""
+def corrections(
+    costs: dict[int, float],
+    *,
+    warps: int = 1,
+    cost_error: float = 0.0,
+    mark_error: float = 0.0,
+    factor: float | None = None,
+    factor_error: float = 0.0,
+) -> Any:
+    """Costs in cycles by site of the set (0: the life of a warp), with the same errors everywhere; without a factor as
+    files had it before there was an anchor."""
     size = len(costs)
     rows: dict[str, list[Any]] = {
         "role": [0] * size,
@@ -21,4 +30,11 @@ def corrections(costs: dict[int, float], *, warps: int = 1, cost_error: float = 
     }
     mark = {"p10": 12, "p50": 14, "p90": 22}
     found = {"not_measured": None, "launches": 8, "copies": 2, "mark_cycles": mark}
-    return found | {"roles": [list(range(warps))], "rows": rows}
+    anchor = {
+        "not_measured": None,
+        "life_cycles": [400.0],
+        "marks_uncertainty_cycles": [4.0],
+        "factor": [factor],
+        "factor_uncertainty": [factor_error],
+    }
+    return found | {"roles": [list(range(warps))], "rows": rows} | ({} if factor is None else {"anchor": anchor})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.machine_code import disassemble
-from tests.unit.decode.test_corrections import COST, WORK, facts, launch
+from tests.unit.decode.test_corrections import TWO, facts, launch
 from warplens.capture.compile import compile_cubin
 from warplens.decode.corrections import estimate, measure
 
@@ -72,77 +72,128 @@ def test_a_site_alone_keeps_the_first_mark_the_next_one_and_a_wait_before_it(ben
 
 
 class FakeKernel:
-    """Stands for `warplens.Kernel`: the synthetic kernel, of which the builds with other marks are known."""
+    """Stands for `warplens.Kernel`: the synthetic kernel, each capture of which lives longer by `slower` cycles in the
+    two-mark build than the one before."""
 
-    def __init__(self, copies: int, cost: dict[int, int]) -> None:
-        self.copies, self.cost = copies, cost
+    def __init__(self, slower: int, indirect: int, *, bare: bool = True) -> None:
+        self.slower, self.indirect, self.bare, self.captures = slower, indirect, bare, 0
 
-    def capture(self, *_: Any, launches: int = 1, correct: bool = True, **options: Any) -> Any:
+    def capture(self, *_: Any, rounds: int, **options: Any) -> Any:
+        assert options["audit"] is False
         made = facts(policy="packed", built_for_loops=False, register_limit=None)
-        work = WORK[:1] if self.copies == 0 else WORK
-        if self.copies == 0:
-            work = ((WORK[0][0], WORK[0][1], sum(cycles for _, _, cycles in WORK)),)
-        once = launch(max(self.copies, 1), work=work, cost=self.cost[max(self.copies, 1)])
-        if correct:
-            twice = measure(launch(2, cost=self.cost[2]), facts(), copies=2)
-            single = measure(once, facts())
-            rounds = options["rounds"]
-            made["kernels"][0]["corrections"] = {"not_measured": None, **estimate([single] * rounds, [twice] * rounds)}
-            return SimpleNamespace(manifest=made, records={})
-        entry = made["launches"][0]
-        made["launches"] = [{**entry, "records": f"records/{i:06d}.u32"} for i in range(launches)]
-        return SimpleNamespace(manifest=made, records={e["records"]: once for e in made["launches"]})
+        once, twice = (measure(launch(n, slow=self.indirect), facts(), copies=n) for n in (1, 2))
+        two = measure(launch(1, work=TWO, slow=self.slower * self.captures), facts())
+        self.captures += 1
+        found = estimate(
+            [once] * rounds, [twice] * rounds, [two] * rounds if self.bare else [], not_anchored="no build"
+        )
+        made["kernels"][0]["corrections"] = {"not_measured": None, **found}
+        return SimpleNamespace(manifest=made, records={})
+
+
+def run(
+    benchmark: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    output: Path,
+    kernels: list[Any],
+    *more: str,
+    names: tuple[str, ...] = ("synthetic",),
+    alone: tuple[str, ...] = (),
+) -> tuple[int, Any]:
+    """The exit code and the JSON of the benchmark, where the builds are those kernels (or errors) in turn."""
+
+    def build(*_: Any, **__: Any) -> Any:
+        made = kernels.pop(0)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    torch = SimpleNamespace(manual_seed=lambda _: None, cuda=SimpleNamespace(synchronize=lambda: None))
+    source = output.with_name("k.cu")
+    source.write_text("  rec.phase(s::load);\n  rec.wait(s::wait);\n  rec.phase(s::store);\n")
+    cases = tuple(benchmark.Case(name, source, "k<true>", 1, 32, lambda _: [], alone) for name in names)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(benchmark, "CASES", cases)
+    monkeypatch.setattr(benchmark, "build", build)
+    monkeypatch.setattr(benchmark, "described", lambda command, *_, **__: {"command": command, "device": {}})
+    monkeypatch.setattr(sys, "argv", ["corrections.py", "-o", str(output), *more])
+    return benchmark.main(), json.loads(output.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
-    ("cost", "code", "failing"),
+    ("slower", "indirect", "failing"),
     [
-        ({1: COST, 2: COST, 3: COST}, 0, set()),
-        ({1: COST, 2: COST, 3: 2 * COST}, 0, {"tripled"}),
-        # Marks of the doubled build that cost nothing: then nothing is corrected, and 3 in 1540 is not 3 %.
-        ({1: 60, 2: 30, 3: 60}, 1, {"sum", "tripled"}),
+        (0, 0, set()),
+        # Phases that any marks make 20 cycles longer: 60 of 1600 are shared out, and the sum is that of two marks.
+        (0, 20, set()),
+        # Lives with two marks of 1540 and 1600: the anchor of one is 3.75 % off the other's life, and phases differ by
+        # as much, more than what was shared out of the first (nothing) and less than what was of the second.
+        (60, 0, {"sum", "repeated"}),
     ],
 )
-def test_the_lines_pass_where_costs_add_up_and_fail_where_they_do_not(
-    cost: dict[int, int],
-    code: int,
+def test_the_lines_pass_where_repetitions_agree_and_fail_where_they_do_not(
+    slower: int,
+    indirect: int,
     failing: set[str],
     benchmark: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def build(case: Any, *options: str, source: str | None = None) -> FakeKernel:  # noqa: ARG001
-        return FakeKernel(int(options[0][-1]) if options else 1, cost)
-
-    torch = SimpleNamespace(manual_seed=lambda _: None, cuda=SimpleNamespace(synchronize=lambda: None))
-    case = benchmark.Case("synthetic", Path("k.cu"), "k<true>", 1, 32, lambda _: [])
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(benchmark, "CASES", (case,))
-    monkeypatch.setattr(benchmark, "build", build)
-    monkeypatch.setattr(benchmark, "described", lambda command, *_, **__: {"command": command, "device": {}})
-    output = tmp_path / "corrections.json"
-    monkeypatch.setattr(sys, "argv", ["corrections.py", "-o", str(output)])
-    assert benchmark.main() == code
+    code, found = run(benchmark, monkeypatch, tmp_path / "c.json", [FakeKernel(slower, indirect)])
     printed = capsys.readouterr().out
-    assert ("all that is asked holds" in printed) == (code == 0)
-    found = json.loads(output.read_text(encoding="utf-8"))
+    assert ("all that is asked holds" in printed) == (not failing) == (code == 0)
     (entry,) = found["cases"]
     assert {what for what, line in entry["lines"].items() if not line["passed"]} == failing
-    assert set(entry["lines"]) == {"sum", "doubled", "tripled", "repeated"}
+    assert set(entry["lines"]) == {"sum", "doubled", "repeated"}
+    assert set(found["overall"]) == {"doubled", "covered"}
+    ratios = entry["lines"]["sum"]["numbers"]["corrected_cycles"]
+    assert ratios == pytest.approx([1540 / (1540 + slower), (1540 + slower) / 1540], abs=1e-4)
 
 
-def test_what_cannot_be_measured_fails_and_says_why(
+def test_a_phase_alone_that_differs_by_more_than_was_shared_out_counts_as_not_covered(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # wait: 200 and 20 that no copy tells, of which the anchor takes 8.25 away, against 200 of the other kernel.
+    kernels = [FakeKernel(0, 20), FakeKernel(0, 0)]
+    _, found = run(benchmark, monkeypatch, tmp_path / "c.json", kernels, alone=("wait",))
+    rows = found["cases"][0]["lines"]["alone"]["numbers"]
+    assert [(row["one"], row["other"], row["shared"]) for row in rows] == [(211.75, 200, 8.25)] * 2
+    assert found["overall"]["covered"]["found"].endswith("of 8 (75 %), by chance alone 6")
+
+
+def test_a_case_without_an_anchor_fails_and_tells_why(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def build(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("no such kernel")
+    code, _ = run(benchmark, monkeypatch, tmp_path / "c.json", [FakeKernel(0, 0, bare=False)])
+    assert code == 1
+    assert "not anchored: no build" in capsys.readouterr().out
 
-    torch = SimpleNamespace(manual_seed=lambda _: None, cuda=SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(benchmark, "CASES", (benchmark.Case("one", Path("k.cu"), "k", 1, 32, lambda _: []),))
-    monkeypatch.setattr(benchmark, "build", build)
-    monkeypatch.setattr(benchmark, "described", lambda *_, **__: {"device": {}})
-    monkeypatch.setattr(sys, "argv", ["corrections.py", "-o", str(tmp_path / "c.json")])
-    assert benchmark.main() == 1
-    assert "not measured: no such kernel" in capsys.readouterr().out
+
+def test_what_cannot_be_measured_fails_and_says_why_and_the_others_are_told(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels = [TypeError("no such kernel"), FakeKernel(0, 0), RuntimeError("nor alone"), FakeKernel(0, 0)]
+    names = ("one", "two", "three")
+    kernels += [FakeKernel(0, 0)]
+    code, found = run(benchmark, monkeypatch, tmp_path / "c.json", kernels, names=names, alone=("wait",))
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "not measured: TypeError: no such kernel" in printed
+    assert "wait not measured: RuntimeError: nor alone" in printed
+    assert [case["case"] for case in found["cases"]] == ["two", "three"]
+    assert list(found["not_measured"]) == ["one"]
+
+
+def test_cases_that_would_end_too_late_are_told_as_not_run(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(benchmark, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    kernels = [FakeKernel(0, 0)]
+    code, found = run(benchmark, monkeypatch, tmp_path / "c.json", kernels, "--seconds", "50", names=("one", "two"))
+    assert code == 0
+    assert found["not_run"] == ["two"]
+    printed = capsys.readouterr().out
+    assert "two            not run" in printed
+    assert "all that is asked holds of what was run" in printed

@@ -238,6 +238,16 @@ def test_corrections_are_measured_and_phases_sum_to_the_life_of_a_two_mark_build
     whole = float(corrected["corrected_ns"].sum()) / warps
     life = float(lives.spans["duration_ns"].to_numpy().mean())
     assert 0.85 < whole / life < 1.15
+    anchor, rows = found["anchor"], found["rows"]
+    assert anchor["not_measured"] is None
+    assert anchor["resources"]["resident_blocks"] == trace.manifest["kernels"][0]["traced"]["resident_blocks"]
+    sums = {"life": 0.0, "phase": 0.0}
+    for verb, role, spans, duration, cost in zip(
+        *(rows[name] for name in ("verb", "role", "spans", "duration_cycles", "cost_cycles")), strict=True
+    ):
+        sums[verb] += spans * (1 if verb == "life" else (duration - cost) * anchor["factor"][role])
+    its_life = float(lives.spans["duration_cycles"].to_numpy().mean())
+    assert 0.95 < sums["phase"] / sums["life"] / its_life < 1.05
 
 
 def test_corrections_that_were_not_asked_for_say_so() -> None:

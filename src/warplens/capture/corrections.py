@@ -1,4 +1,5 @@
-"""What marks cost in this kernel, measured by launches of a build that takes each mark twice.
+"""What marks cost in this kernel, measured by launches of a build that takes each mark twice, and of one that takes a
+warp's first mark and its end alone.
 
 In: the traced build, a way to launch a build and drain what it wrote, the facts of the launch. Out: the manifest's
 `kernels[i].corrections`, plain data; a reason in place of it where nothing can be said. The estimate itself is
@@ -22,10 +23,12 @@ from warplens.decode import corrections as estimation
 from warplens.errors import CompileError
 
 COPIES: Final = 2
+TWO_MARKS: Final = 0
+"""Copies of each mark but a warp's first, in the build that tells how long it lives without them."""
 MOST_LAUNCHES: Final = 8
 """Of each build: the half width of an interval from 8 is 1.3 times that from 20."""
-MOST_CHUNKS: Final = 1 << 15
-"""Chunks of a launch that are looked at: 0.8 million events, a tenth of a second."""
+MOST_CHUNKS: Final = 1 << 13
+"""Chunks of a launch that are looked at: 0.2 million events."""
 
 
 def launches_of(options: RecordOptions) -> int:
@@ -42,17 +45,20 @@ def marks_option(copies: int) -> str:
 def multiple_build(
     build: Compile, traced: Build, resources: dict[str, int], launched: Launched, copies: int = COPIES
 ) -> tuple[Build, dict[str, int]]:
-    """The build with more copies of each mark, resident and spilling as the traced one. Raises UnfitError."""
+    """The build with other copies of each mark, resident and spilling as the traced one. Raises UnfitError."""
+    what = "the two-mark build" if copies == TWO_MARKS else f"the build with {copies} of each mark"
     try:
         found = fitting(build, (*traced.options, marks_option(copies)), launched, resources["resident_blocks"])
     except CompileError as error:
-        raise estimation.UnfitError(f"the build with {copies} of each mark does not compile: {error}") from error
-    if found is None or found[1]["resident_blocks"] != resources["resident_blocks"]:
-        raise estimation.UnfitError(
-            f"an SM does not hold {resources['resident_blocks']} blocks of the build with {copies} of each mark"
-        )
+        raise estimation.UnfitError(f"{what} does not compile: {error}") from error
+    wanted = resources["resident_blocks"]
+    if found is None:
+        raise estimation.UnfitError(f"an SM does not hold {wanted} blocks of {what}")
+    if found[1]["resident_blocks"] != wanted:
+        holds = f"an SM holds {found[1]['resident_blocks']} blocks"
+        raise estimation.UnfitError(f"{holds} of {what}, and {wanted} of the traced one")
     if found[1]["local_bytes"] > resources["local_bytes"]:
-        raise estimation.UnfitError(f"the build with {copies} of each mark spills registers")
+        raise estimation.UnfitError(f"{what} spills registers")
     return found
 
 
@@ -84,27 +90,49 @@ def corrections(launcher: Launcher, traced: Build, manifest: dict[str, Any], opt
         resources = manifest["kernels"][0]["traced"]
         doubled, its_resources = multiple_build(launcher.compile, traced, resources, launcher.launched)
         launcher.start(doubled)
-        found = _measured(launcher.record, traced, doubled, manifest, launches)
+        builds, anchor = {1: traced, COPIES: doubled}, dict[str, Any]()
+        try:
+            builds[TWO_MARKS], anchor["resources"] = multiple_build(
+                launcher.compile, traced, resources, launcher.launched, TWO_MARKS
+            )
+            launcher.start(builds[TWO_MARKS])
+        except estimation.UnfitError as reason:  # what the marks cost directly can still be told
+            anchor["not_measured"] = str(reason)
+        found = _measured(launcher.record, builds, manifest, launches, anchor)
     except estimation.UnfitError as reason:
         return {"not_measured": str(reason)}
-    return {"not_measured": None, "doubled": its_resources, **found}
+    return {"not_measured": None, "doubled": its_resources, **found, "anchor": found["anchor"] | anchor}
 
 
 def _measured(
-    record: Callable[[Build], Drained], traced: Build, doubled: Build, manifest: dict[str, Any], launches: int
+    record: Callable[[Build], Drained],
+    builds: dict[int, Build],
+    manifest: dict[str, Any],
+    launches: int,
+    anchor: dict[str, Any],
 ) -> dict[str, Any]:
-    times: dict[int, list[estimation.LaunchTimes]] = {1: [], COPIES: []}
+    """Launches of each of the builds, by copies, in turn. Where the two-mark build does not tell lives it is launched
+    no more, and `anchor` says why."""
+    times: dict[int, list[estimation.LaunchTimes]] = {1: [], COPIES: [], TWO_MARKS: []}
     share = 1.0
     for number in range(launches):
-        turn = [(1, traced), (COPIES, doubled)]
+        turn = list(builds.items())
         for copies, build in turn if number % 2 == 0 else turn[::-1]:
             drained = record(build)
             if drained.lost_events:
                 raise estimation.UnfitError("records found no space: raise capacity_bytes")
             if not times[1]:
                 share = MOST_CHUNKS / max(len(drained.chunks), 1)
-            times[copies].append(measured_launch(drained, manifest, copies, share))
-    return estimation.estimate(times[1], times[COPIES], copies=COPIES)
+            try:
+                times[copies].append(measured_launch(drained, manifest, max(copies, 1), share))
+            except estimation.UnfitError as reason:
+                if copies != TWO_MARKS:
+                    raise
+                anchor["not_measured"] = f"the two-mark build: {reason}"
+                del builds[TWO_MARKS], anchor["resources"]
+    bare = times[TWO_MARKS] if TWO_MARKS in builds else []
+    why = anchor.get("not_measured", "")
+    return estimation.estimate(times[1], times[COPIES], bare, copies=COPIES, not_anchored=why)
 
 
 def measured_launch(

@@ -181,7 +181,7 @@ class CudaKernel:
         `__cuda_array_interface__`, numpy arrays (copied to the GPU and back), numpy scalars, numbers. options: see
         `RecordOptions`. The kernel runs `2 * (warmup + rounds) + launches` times with the same arguments; with five
         rounds or more once or eleven times besides, to choose a build; and with `correct` and 4 rounds or more
-        `warmup + 2 * min(rounds, 8)` times more.
+        `2 * warmup + 3 * min(rounds, 8)` times more.
 
         With policy "live" a launch that hangs or crashes, or that is interrupted, is a StoppedError, which holds what
         was recorded until then.

@@ -39,8 +39,8 @@ class RecordOptions:
     - rounds: timed pairs of launches, clean and traced in turn; 0 times nothing.
     - warmup: launches of either build before the first round.
     - launches: traced launches that are kept in the trace, after the rounds.
-    - correct: measure what the marks cost, for corrected durations: one more build, and from 4 rounds on
-      `warmup + 2 * min(rounds, 8)` more launches.
+    - correct: measure what the marks cost, for corrected durations: two more builds, and from 4 rounds on
+      `2 * warmup + 3 * min(rounds, 8)` more launches.
     - cold_l2: overwrite the L2 cache before each launch, after the arguments have been set up.
     - shared_bytes: dynamic shared memory of the launch.
     - cluster: blocks of a cluster (x, y, z), or None.

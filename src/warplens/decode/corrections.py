@@ -1,7 +1,8 @@
-"""What a mark costs in its place, from launches of two builds: one that takes each mark once, one that takes it twice.
+"""What a mark costs in its place, from launches of three builds: one that takes each mark once, one that takes it
+twice, and the two-mark build, which takes a warp's first mark and its end alone.
 
 In: the chunks of single launches and the manifest's facts about them. Out: `LaunchTimes`, and of several of those the
-plain data `kernels[i].corrections` of a manifest. The first mark of a warp is taken once in every build, so that both
+plain data `kernels[i].corrections` of a manifest. The first mark of a warp is taken once in every build, so that all
 tell the same life of a warp; its cost stays in the first span. Pure; raises `UnfitError` with a reason where nothing
 can be said. The model and its limits: docs/adr/0008-corrections.md.
 """
@@ -166,21 +167,32 @@ def _grouped(key: I64, values: I64, size: tuple[int, int]) -> tuple[I64, F64, F6
     return count.reshape(size), mean, low, p50, high
 
 
-def estimate(single: Sequence[LaunchTimes], multiple: Sequence[LaunchTimes], *, copies: int = 2) -> dict[str, Any]:
-    """The manifest's `corrections` from launches of both builds, pairs of neighbours in time.
+def estimate(
+    single: Sequence[LaunchTimes],
+    multiple: Sequence[LaunchTimes],
+    bare: Sequence[LaunchTimes] = (),
+    *,
+    copies: int = 2,
+    not_anchored: str = "no launch of a two-mark build",
+) -> dict[str, Any]:
+    """The manifest's `corrections` from launches of the builds, neighbours in time.
 
-    By role of warps and site: the mean duration, what the marks add to it (the difference of the builds, for one
-    copy), and half widths of 90 % intervals into which an independent repetition of the whole measurement falls
-    (prediction interval for the mean of as many further launches: Student's t over the launches' differences,
-    Hahn & Meeker, Statistical Intervals). Raises `UnfitError`.
+    By role of warps and site: the mean duration, what the marks there add to it directly (the difference of the
+    builds, for one copy), and half widths of 90 % intervals into which an independent repetition of the whole
+    measurement falls (prediction interval for the mean of as many further launches: Student's t over the launches'
+    differences, Hahn & Meeker, Statistical Intervals). By role: the factor by which durations less those costs sum to
+    the life in the two-mark build, of which `bare` are launches; without them `not_anchored` says why. Raises
+    `UnfitError`.
     """
-    if len(single) != len(multiple) or len(single) < LEAST_LAUNCHES:
+    if len(single) != len(multiple) or len(single) < LEAST_LAUNCHES or (bare and len(bare) != len(single)):
         raise UnfitError(f"{len(single)} and {len(multiple)} launches of the builds, and {LEAST_LAUNCHES} are needed")
     roles = _roles(single)
     if not roles:
         raise UnfitError("no warp passed a mark")
     once, more = (np.stack([by_role(t, roles) for t in times]) for times in (single, multiple))
     cost = (more - once) / (copies - 1)
+    direct = once - cost
+    factor, relative, anchored = _anchor(once[:, :, LIFE], direct[:, :, LIFE], bare, roles)
     verbs = np.bitwise_or.reduce([t.verbs for t in (*single, *multiple)])
     spread = np.stack([np.nan_to_num(by_role(t, roles, t.spread_cycles)) for t in multiple]).mean(axis=0)
     spans = np.sum([_counts(t, roles) for t in single], axis=0)
@@ -189,7 +201,8 @@ def estimate(single: Sequence[LaunchTimes], multiple: Sequence[LaunchTimes], *, 
         names = ["life"] if column == LIFE else [_VERBS[v] for v in _VERBS if verbs[column] >> int(v) & 1]
         if len(names) != 1:  # the tables do not tell by which verb a span began
             continue
-        own, whole = cost[:, role, column], once[:, role, column]
+        own, whole, rest = cost[:, role, column], once[:, role, column], direct[:, role, column]
+        by_launch = factor[role] * (rest + rest.mean() * relative[:, role])
         row = {
             "role": role,
             "site": column,
@@ -198,7 +211,7 @@ def estimate(single: Sequence[LaunchTimes], multiple: Sequence[LaunchTimes], *, 
             "duration_cycles": _rounded(whole.mean()),
             "cost_cycles": _rounded(own.mean()),
             "cost_uncertainty_cycles": _rounded(half_width(own)),
-            "corrected_uncertainty_cycles": _rounded(half_width(whole - own)),
+            "corrected_uncertainty_cycles": _rounded(half_width(by_launch)),
             "mark_uncertainty_cycles": _rounded(spread[role, column]),
         }
         for name, value in row.items():
@@ -206,8 +219,37 @@ def estimate(single: Sequence[LaunchTimes], multiple: Sequence[LaunchTimes], *, 
     apart = np.sort(np.concatenate([t.apart_cycles for t in multiple]))
     shares = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
     mark = {name: int(apart[round(share * (len(apart) - 1))]) for name, share in shares.items()} if len(apart) else None
-    return {"launches": len(single), "copies": copies, "mark_cycles": mark, "roles": roles, "rows": rows}
+    anchor = {"not_measured": None if bare else not_anchored} | (anchored if bare else {})
+    found = {"launches": len(single), "copies": copies, "mark_cycles": mark}
+    return found | {"roles": roles, "anchor": anchor, "rows": rows}
 
+
+def _anchor(
+    lives: F64, direct: F64, bare: Sequence[LaunchTimes], roles: list[list[int]]
+) -> tuple[F64, F64, dict[str, list[float | None]]]:
+    """By role: the factor (1 where it is not known), by launch what it would have been more or less, as a share; and
+    the lists of the manifest's `anchor`. `lives` of the build with single marks, `direct` less what these cost."""
+    factor, relative = np.ones(len(roles)), np.zeros(lives.shape)
+    lists: dict[str, list[float | None]] = {name: [None] * len(roles) for name in ANCHOR_KEYS}
+    if not bare:
+        return factor, relative, lists
+    two = np.stack([by_role(times, roles)[:, LIFE] for times in bare])
+    for role in range(len(roles)):
+        whole, rest, own = lives[:, role], direct[:, role], two[:, role]
+        if not (np.isfinite([whole, rest, own]).all() and rest.mean() > 0 and own.mean() > 0):
+            continue
+        life = middle_mean(own)
+        factor[role] = life / rest.mean()
+        relative[:, role] = own / life - rest / rest.mean()
+        lists["life_cycles"][role] = _rounded(life)
+        lists["marks_uncertainty_cycles"][role] = _rounded(half_width(whole - own))
+        lists["factor"][role] = round(float(factor[role]), 5)
+        lists["factor_uncertainty"][role] = round(half_width(factor[role] * relative[:, role], 0.0), 5)
+    return factor, relative, lists
+
+
+ANCHOR_KEYS: Final = ("life_cycles", "marks_uncertainty_cycles", "factor", "factor_uncertainty")
+"""Lists of `corrections.anchor`, a value a role; null where it is not known."""
 
 ROW_KEYS: Final = (
     "role",
@@ -223,12 +265,19 @@ ROW_KEYS: Final = (
 """Columns of `corrections.rows`, lists of one length."""
 
 
-def half_width(values: npt.ArrayLike) -> float:
-    """Half of the 90 % interval, around the mean of `values`, for the mean of as many further ones."""
+def middle_mean(values: F64) -> float:
+    """The mean of the middle half of launches: an odd one does not move it."""
+    left_out = len(values) // 4
+    return float(np.sort(values)[left_out : len(values) - left_out].mean())
+
+
+def half_width(values: npt.ArrayLike, resolution: float = RESOLUTION_CYCLES) -> float:
+    """Half of the 90 % interval, around the mean of `values`, for the mean of as many further ones; at least the
+    resolution."""
     values = np.asarray(values, np.float64)
     degrees = len(values) - 1
     student = STUDENT_95[min(degrees, len(STUDENT_95)) - 1]
-    return float(np.hypot(student * values.std(ddof=1) * np.sqrt(2 / len(values)), RESOLUTION_CYCLES))
+    return float(np.hypot(student * values.std(ddof=1) * np.sqrt(2 / len(values)), resolution))
 
 
 def _rounded(value: float) -> float:

@@ -112,6 +112,17 @@ def _corrections(value: Any, sites: int, path: str) -> None:
         raise FormatError(f"{path}.rows: expected lists of one length")
     for name, bound in (("role", len(value["roles"])), ("site", sites + 1)):
         _list(_int(0, bound - 1))(rows[name], f"{path}.rows.{name}")
+    if (anchor := value.get("anchor")) is not None:
+        _anchor(anchor, len(value["roles"]), f"{path}.anchor")
+
+
+def _anchor(value: Any, roles: int, path: str) -> None:
+    """`corrections.anchor`: the reason why there is none, or lists of a value a role."""
+    _object(not_measured=_nullable(_text))(value, path)
+    if value["not_measured"] is None:
+        each = _list(_nullable(_number), roles, roles)
+        lists = {"life_cycles": each, "marks_uncertainty_cycles": each, "factor": each, "factor_uncertainty": each}
+        _object(**lists)(value, path)
 
 
 def _show(value: Any) -> str:

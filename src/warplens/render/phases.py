@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from warplens import clock
-from warplens.decode.corrected import by_warp, measured
+from warplens.decode.corrected import mean_half_widths, measured
 from warplens.decode.flags import SpanFlag
 from warplens.decode.roles import MAX_ROLES, find_roles
 from warplens.render.pick import number_ranges
@@ -197,7 +197,7 @@ def _certainty(trace: Trace, group: LaunchGroup) -> pl.DataFrame:
     rate = trace.launches.filter(pl.col("launch").is_in(list(group.launches)))["cycles_per_ns"].mean()
     if kernel is None or not isinstance(rate, float) or measured(manifest["kernels"][kernel]) is None:
         return pl.DataFrame(schema=columns | {"spans": pl.UInt32})
-    half_width = by_warp(manifest, "cost_uncertainty_cycles")[kernel]
+    half_width = mean_half_widths(manifest)[kernel]
     site, warp = np.nonzero(np.isfinite(half_width))
     half_width_ns = clock.cycles_to_ns(half_width[site, warp], np.full(len(site), rate))
     table = pl.DataFrame({"site": site, "warp": warp, "half_width_ns": half_width_ns}, schema=columns)

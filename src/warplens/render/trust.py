@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import polars as pl
 
-from warplens.decode.corrected import TILING, measured
+from warplens.decode.corrected import TILING, measured, role_factors
 from warplens.render.escape import visible
 from warplens.render.facts import entries, mapping, number
 from warplens.render.pick import counted, nanoseconds
@@ -65,7 +65,7 @@ def trust_lines(trace: Trace, launch: int | None = None) -> list[TrustLine]:
     kernels = manifest.get("kernels") or []
     for kernel in kernels:
         prefix = f"{visible(kernel.get('name'), limit=60)}: " if len(kernels) > 1 else ""
-        lines += [_slowdown(kernel, prefix), _builds(kernel, prefix), _mark_cost(kernel, prefix)]
+        lines += [_slowdown(kernel, prefix), _builds(kernel, prefix), *_mark_cost(kernel, prefix)]
     lines += _audit(trace)
     lines += _losses_and_problems(trace, launch)
     lines += [_clocks(manifest), _neighbours(manifest), _time_axis(trace, launch)]
@@ -119,41 +119,46 @@ def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
     return TrustLine("builds", "ok", text, brief + (f" ({prefix[:-2]})" if prefix else ""))
 
 
-def _mark_cost(kernel: dict[str, Any], prefix: str) -> TrustLine:
+def _mark_cost(kernel: dict[str, Any], prefix: str) -> list[TrustLine]:
     cost, found = number(kernel.get("mark_cost_cycles")), measured(kernel)
-    if found is None:
-        why = mapping(kernel.get("corrections")).get("not_measured")
-        reason = f", and nothing is corrected: {visible(why, limit=200)}" if why else ""
-        if cost is None:
-            unknown = "cost of a single mark not measured" + (f" ({visible(why, limit=200)})" if why else "")
-            return TrustLine("mark cost", "ok", f"{prefix}not measured{reason}", unknown)
-        return TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles{reason}", f"a mark costs {cost:.1f} cycles")
-    parts = []
-    if (mark := found["mark_cycles"]) is not None:
-        parts.append(f"{mark['p50']:.0f} cycles ({mark['p10']:.0f} to {mark['p90']:.0f})")
-    life, phases, cost_cycles, half_width = (_total(found["rows"], *of) for of in _TOTALS)
-    if life:
-        parts.append(f"all of them {100 * cost_cycles / life:.1f} ± {100 * half_width / life:.1f} % of the warps' time")
-    if phases and life - cost_cycles:
-        parts.append(f"corrected phases sum to {100 * phases / (life - cost_cycles):.1f} % of the rest")
-    noted = bool(life) and cost_cycles > (SLOWDOWN_NOTE - 1) * life
-    # No brief: what is corrected, and by how much, is seen without asking.
-    return TrustLine("mark cost", "note" if noted else "ok", prefix + ", ".join(parts))
+    if found is not None:
+        mark = found["mark_cycles"]
+        text = f"{mark['p50']:.0f} cycles ({mark['p10']:.0f} to {mark['p90']:.0f})" if mark is not None else ""
+        brief = f"a mark costs {mark['p50']:.0f} cycles" if mark is not None else ""
+        return [*([TrustLine("mark cost", "ok", prefix + text, brief)] if text else []), _correction(found, prefix)]
+    why = mapping(kernel.get("corrections")).get("not_measured")
+    reason = f", and nothing is corrected: {visible(why, limit=200)}" if why else ""
+    if cost is None:
+        unknown = "cost of a single mark not measured" + (f" ({visible(why, limit=200)})" if why else "")
+        return [TrustLine("mark cost", "ok", f"{prefix}not measured{reason}", unknown)]
+    return [TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles{reason}", f"a mark costs {cost:.1f} cycles")]
 
 
-_TOTALS: Final = (
-    (("life",), {"duration_cycles": 1}),
-    (TILING, {"duration_cycles": 1, "cost_cycles": -1}),
-    (("life",), {"cost_cycles": 1}),
-    (("life",), {"cost_uncertainty_cycles": 1}),
-)
-"""Sums over the rows of `corrections`: the verbs that count, and the columns with their signs."""
-
-
-def _total(rows: dict[str, list[Any]], verbs: tuple[str, ...], columns: dict[str, int]) -> float:
-    """Of all spans of those verbs."""
-    chosen = [index for index, verb in enumerate(rows["verb"]) if verb in verbs]
-    return sum(float(rows["spans"][i]) * sign * float(rows[name][i]) for i in chosen for name, sign in columns.items())
+def _correction(found: dict[str, Any], prefix: str) -> TrustLine:
+    """What corrected phases sum to, and all that marks cost. Without a brief: by how much is seen without asking."""
+    factors, anchor, rows = [f for f, _ in role_factors(found)], mapping(found.get("anchor")), found["rows"]
+    known = bool(anchor) and anchor.get("not_measured") is None
+    raw = life = phases = half_width = 0.0
+    for index, (verb, role, spans) in enumerate(zip(rows["verb"], rows["role"], rows["spans"], strict=True)):
+        duration = float(rows["duration_cycles"][index])
+        corrected = (duration - float(rows["cost_cycles"][index])) * factors[role] * spans
+        if verb == "life":
+            within = anchor["marks_uncertainty_cycles"][role] if known else None
+            half_width += spans * float(rows["cost_uncertainty_cycles"][index] if within is None else within)
+            raw, life = raw + duration * spans, life + corrected
+        elif verb in TILING:
+            phases += corrected
+    of = "the block's life in a two-mark build" if known else "the block's life less the direct cost of its marks"
+    parts = [f"phases sum to {100 * phases / life:.1f} % of {of}"] if phases and life > 0 else []
+    if life > 0:
+        parts.append(f"marks cost {100 * (raw - life) / life:.1f} ± {100 * half_width / life:.1f} % of it")
+    if not known:
+        why = visible(anchor.get("not_measured") or "the file has no life of a two-mark build", limit=200)
+        parts.append(f"what marks cost indirectly is not corrected: {why}")
+    if None in (anchor.get("factor") or ()):
+        parts.append("some roles by direct costs alone")
+    noted = not known or raw - life > (SLOWDOWN_NOTE - 1) * life
+    return TrustLine("correction", "note" if noted else "ok", prefix + "; ".join(parts))
 
 
 def _audit(trace: Trace) -> list[TrustLine]:

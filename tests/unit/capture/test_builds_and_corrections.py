@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.decode.test_corrections import COST, facts, launch
+from tests.unit.decode.test_corrections import COST, TWO, facts, launch
 from warplens import errors, layout
 from warplens.capture.arena import Drained
 from warplens.capture.builds import Launched, choose, policies, policy_options
@@ -28,6 +28,10 @@ class FakeBuild:
         self.registers, self.shared_bytes = min([registers, *limits]), shared_bytes
         self.register_limit = limits[-1] if limits else None
         self.spills = 8 * max(needs - self.registers, 0)
+        self.allowed_shared_bytes = 0
+
+    def allow_shared_bytes(self, shared_bytes: int) -> None:
+        self.allowed_shared_bytes = shared_bytes
 
     def allow_shared_bytes(self, size_bytes: int) -> None:
         assert size_bytes == 0
@@ -110,25 +114,39 @@ def test_a_block_of_no_whole_warps_takes_one_policy_and_no_clean_build_any() -> 
     assert policy == "packed"
 
 
+def test_a_build_is_allowed_its_dynamic_shared_memory_before_its_resident_blocks_are_asked_for() -> None:
+    build = FakeBuild((), 32, 0)
+    Launched(640, 80_000, REGISTERS).resources(build)  # type: ignore[arg-type]
+    assert build.allowed_shared_bytes == 80_000
+
+
 # ---- corrections ----------------------------------------------------------------------------------------------
 class FakeGpu:
     """Launches of builds: the synthetic kernel, whose marks cost COST cycles, taken as often as the build says."""
 
-    def __init__(self, *, extra_registers: int = 0, lost: int = 0, allowed: bool = True) -> None:
+    def __init__(
+        self, *, extra_registers: int = 0, lost: int = 0, allowed: bool = True, two_marks: int = 32, slow: int = 0
+    ) -> None:
         self.extra_registers, self.lost, self.allowed = extra_registers, lost, allowed
+        self.two_marks, self.slow = two_marks, slow
         self.started: list[Any] = []
         self.launched: list[int] = []
 
     def compile(self, options: tuple[str, ...]) -> Any:
         if not self.allowed and any(o.startswith("--max") for o in options):
             raise errors.CompileError("unknown option")
+        if "-DWARPLENS_MARKS=0" in options:
+            return FakeBuild(options, self.two_marks, 0)
         more = self.extra_registers if "-DWARPLENS_MARKS=2" in options else 0
         return FakeBuild(options, 32 + more, 0, needs=32 + more)
 
     def record(self, build: Any) -> Drained:
-        copies = 2 if "-DWARPLENS_MARKS=2" in build.options else 1
+        copies = next((int(o[-1]) for o in build.options if o.startswith("-DWARPLENS_MARKS")), 1)
         self.launched.append(copies)
-        return Drained(launch(copies), self.lost, self.lost)
+        if copies == 0:
+            chunks = launch(1, work=TWO)
+            return Drained(chunks if self.two_marks else chunks[:0], 0, 0)
+        return Drained(launch(copies, slow=self.slow), self.lost, self.lost)
 
     def corrections(self, **options: Any) -> dict[str, Any]:
         launched = Launched(640, 0, REGISTERS)
@@ -139,11 +157,14 @@ class FakeGpu:
         return corrections(launcher, traced, manifest, RecordOptions(**options))
 
 
-def test_both_builds_are_launched_in_turn_and_the_cost_is_found() -> None:
-    gpu = FakeGpu()
+def test_the_three_builds_are_launched_in_turn_and_the_cost_is_found() -> None:
+    gpu = FakeGpu(slow=20)
     found = gpu.corrections(rounds=10)
-    assert gpu.launched == [1, 2, 2, 1] * 4
-    assert len(gpu.started) == 1
+    assert gpu.launched == [1, 2, 0, 0, 2, 1] * 4
+    assert len(gpu.started) == 2
+    assert found["anchor"]["not_measured"] is None
+    assert found["anchor"]["resources"]["resident_blocks"] == 3
+    assert found["anchor"]["factor"] == [1540 / 1600]
     assert found["not_measured"] is None
     assert found["launches"] == 8
     assert found["mark_cycles"]["p50"] == COST
@@ -158,7 +179,7 @@ def test_corrections_take_as_many_launches_as_there_are_rounds_up_to_eight(optio
     gpu = FakeGpu()
     assert launches_of(RecordOptions(**options)) == launches
     found = gpu.corrections(**options)
-    assert len(gpu.launched) == 2 * launches
+    assert len(gpu.launched) == 3 * launches
     if not launches:
         assert not gpu.started
         assert found == {
@@ -176,6 +197,29 @@ def test_corrections_take_as_many_launches_as_there_are_rounds_up_to_eight(optio
 )
 def test_a_doubled_build_that_is_another_kernel_corrects_nothing_and_says_why(gpu: FakeGpu, why: str) -> None:
     assert why in gpu.corrections()["not_measured"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why", "launched"),
+    [
+        (
+            FakeGpu(two_marks=24),
+            "an SM holds 4 blocks of the two-mark build, and 3 of the traced one",
+            [1, 2],
+        ),
+        (FakeGpu(two_marks=0, slow=20), "the two-mark build: nothing was recorded", [1, 2, 0, 2, 1, 1, 2]),
+    ],
+)
+def test_without_lives_of_a_like_two_mark_build_direct_costs_are_corrected_alone_and_it_says_why(
+    gpu: FakeGpu, why: str, launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not gpu.two_marks:  # as many blocks as the traced one, and no records
+        monkeypatch.setattr(Launched, "resources", lambda *_: CLEAN)
+    found = gpu.corrections(rounds=8)
+    assert gpu.launched[: len(launched)] == launched
+    assert gpu.launched.count(1) == gpu.launched.count(2) == 8
+    assert found["anchor"] == {"not_measured": why}
+    assert [found["rows"]["cost_cycles"][found["rows"]["site"].index(site)] for site in (1, 2, 3)] == [0, COST, COST]
 
 
 def test_few_blocks_of_a_large_grid_are_looked_at_and_always_the_same() -> None:

@@ -12,8 +12,8 @@ from tests.corrections import corrections
 from tests.synthesis import BlockRecord, Clock, Event, Warp, calibration, encode_warp, lose, manifest
 from warplens import layout
 from warplens.decode.arrays import U32
-from warplens.decode.corrected import correct, overcorrected
-from warplens.decode.corrections import LaunchTimes, UnfitError, estimate, half_width, measure
+from warplens.decode.corrected import correct, mean_half_widths, overcorrected, role_factors
+from warplens.decode.corrections import LaunchTimes, UnfitError, estimate, half_width, measure, middle_mean
 from warplens.decode.flags import SpanFlag
 from warplens.layout import Control, Verb
 
@@ -100,6 +100,83 @@ def test_the_half_width_is_that_of_students_t_for_as_many_further_launches() -> 
     expected = math.hypot(2.353 * math.sqrt(20 / 3) * math.sqrt(2 / 4), 1)
     assert row["cost_uncertainty_cycles"] == pytest.approx(expected, abs=0.01)
     assert half_width([5, 5, 5, 5]) == 1
+
+
+# ---- the anchor: the life in a build with two marks -----------------------------------------------------------
+TWO = ((Verb.PHASE, 1, 1500),)
+"""What a warp does, in the build that marks its begin alone: the life is 1500 and the 40 of the first mark, 1540."""
+
+
+def disturbed(copies: int, slow: int = 20) -> LaunchTimes:
+    """A launch in which each of the three phases lasts 20 cycles more, however often marks are taken: indirect cost."""
+    return times(copies, slow=slow)
+
+
+def test_what_copies_do_not_tell_is_shared_out_so_that_phases_sum_to_the_life_with_two_marks() -> None:
+    # One copy: phases of 1060, 260 and 360 make a life of 1680. Doubling tells 40 each of the second and third: 1060,
+    # 220 and 320 are 1600, and the warp lives 1540 without these marks: what is too much are 60 of 1600.
+    found = estimate([disturbed(1)] * 4, [disturbed(2)] * 4, [times(1, work=TWO)] * 4)
+    rows = rows_of(found)
+    assert {site: (row["duration_cycles"], row["cost_cycles"]) for site, row in rows.items()} == {
+        0: (1680, 80),
+        1: (1060, 0),
+        2: (260, 40),
+        3: (360, 40),
+    }
+    anchor = found["anchor"]
+    assert anchor["not_measured"] is None
+    assert (anchor["life_cycles"], anchor["factor"]) == ([1540], [0.9625])
+    assert role_factors(found) == [(0.9625, 0.0)]
+    corrected_cycles = [0.9625 * (rows[s]["duration_cycles"] - rows[s]["cost_cycles"]) for s in (1, 2, 3)]
+    assert corrected_cycles == [1020.25, 211.75, 308]
+    assert sum(corrected_cycles) == anchor["life_cycles"][0]
+
+
+def test_without_indirect_cost_the_factor_is_one() -> None:
+    found = estimate([times(1)] * 4, [times(2)] * 4, [times(1, work=TWO)] * 4)
+    assert found["anchor"]["factor"] == [1.0]
+
+
+def test_the_factor_has_the_error_of_both_lives_and_a_common_drift_cancels() -> None:
+    # Lives with two marks of 1540 by -2, 0, 2 and 4 (s = 2.582), the middle half is 1541; nothing else moves.
+    bare = [times(1, work=TWO, slow=slow) for slow in (-2, 0, 2, 4)]
+    anchor = estimate([disturbed(1)] * 4, [disturbed(2)] * 4, bare)["anchor"]
+    chance = 2.353 * math.sqrt(20 / 3) * math.sqrt(2 / 4)
+    assert anchor["life_cycles"] == [1541]
+    assert anchor["factor_uncertainty"][0] == pytest.approx(chance / 1600, abs=1e-5)
+    assert anchor["marks_uncertainty_cycles"][0] == pytest.approx(math.hypot(chance, 1), abs=0.01)
+    # Launches in which all builds take a tenth longer say the same of the factor.
+    slower = [{"work": tuple((v, s, c * 11 // 10) for v, s, c in work), "cost": 44} for work in (WORK, TWO)]
+    once, twice = ([times(n, **slower[0]), times(n)] * 2 for n in (1, 2))
+    drifting = estimate(once, twice, [times(1, **slower[1]), times(1, work=TWO)] * 2)
+    assert drifting["anchor"]["factor_uncertainty"][0] < 1e-5
+    assert rows_of(drifting)[1]["corrected_uncertainty_cycles"] == pytest.approx(
+        math.hypot(2.353 * 104 / math.sqrt(3) * math.sqrt(2 / 4), 1), abs=0.01
+    )
+
+
+def test_an_odd_launch_does_not_move_the_anchor() -> None:
+    assert middle_mean(np.array([4632.0, 4635, 4654, 4666, 4681, 4702, 4746, 5247])) == (4654 + 4666 + 4681 + 4702) / 4
+    assert middle_mean(np.array([4.0, 1, 90, 2])) == 3
+
+
+def test_without_launches_of_the_two_mark_build_durations_are_corrected_directly_and_the_file_says_why() -> None:
+    found = estimate([disturbed(1)] * 4, [disturbed(2)] * 4, not_anchored="it holds 4 blocks")
+    assert found["anchor"] == {"not_measured": "it holds 4 blocks"}
+    assert role_factors(found) == [(1.0, 0.0)]
+
+
+def test_a_role_that_the_two_mark_build_does_not_show_is_corrected_directly() -> None:
+    chunks, doubled, bare = launch(1), launch(2), launch(1, work=TWO)
+    other = ((Verb.PHASE, 1, 100), (Verb.WAIT, 2, 5000), (Verb.PHASE, 3, 300))
+    for array, copies in ((chunks, 1), (doubled, 2)):
+        mine = array[:, layout.WORD_META] & 63 == 2
+        array[mine] = launch(copies, work=other, cost=10)[mine]
+    bare = bare[bare[:, layout.WORD_META] & 63 != 2]
+    own = measure(chunks, facts()), measure(doubled, facts(), copies=2), measure(bare, facts())
+    found = estimate(*([each] * 4 for each in own))
+    assert found["anchor"]["factor"] == [1.0, None]
+    assert role_factors(found) == [(1.0, 0.0), (1.0, 0.0)]
 
 
 def test_a_mark_that_hides_behind_a_wait_costs_less_than_nothing_there() -> None:
@@ -223,6 +300,22 @@ def test_a_corrected_duration_is_the_raw_one_less_the_cost_and_may_be_negative()
     assert out.corrected_ns.tolist() == [90, 0, -6]
     assert out.uncertainty_ns.tolist() == [5, 5, 5]
     assert out.over.tolist() == [False, False, True]
+
+
+def test_a_factor_scales_what_is_left_and_all_that_it_takes_away_is_uncertain() -> None:
+    # 100 ns less 10 are 90, of which 0.9 are 81: 9 are shared out. By chance 0.9 * 5 ns of the cost and the mark, and
+    # 0.02 * 90 of the factor, in squares. The third is -6: it becomes -5.4, and 0.6 may be its own.
+    out = corrected(corrections({2: 20.0}, cost_error=6.0, mark_error=8.0, factor=0.9, factor_error=0.02))
+    assert out.corrected_ns.tolist() == pytest.approx([81, 0, -5.4])
+    assert out.uncertainty_ns.tolist() == pytest.approx([9 + math.hypot(4.5, 1.8), 4.5, 0.6 + math.hypot(4.5, 0.12)])
+    assert out.over.tolist() == [False, False, True]  # -5.4 and 5.1
+
+
+def test_the_mean_of_a_site_has_the_error_of_its_cost_and_all_that_was_shared_out() -> None:
+    # 500 cycles less 20 are 480: 48 shared out, and by chance 0.9 * 6 and 0.02 * 480.
+    made = facts(corrections=corrections({2: 20.0}, cost_error=6.0, factor=0.9, factor_error=0.02))
+    assert mean_half_widths(made)[0, 1, 0] == pytest.approx(48 + math.hypot(5.4, 9.6))
+    assert np.isnan(mean_half_widths(made)[0, 0, 0])
 
 
 @pytest.mark.parametrize("flag", [SpanFlag.INSTANT, SpanFlag.UNENDED, SpanFlag.CROSS_WARP, SpanFlag.WRAPPED])

@@ -15,7 +15,7 @@ from warplens.errors import UsageError
 from warplens.render.phases import launch_groups, phase_table, place_table
 from warplens.render.text import BY, summary, summary_facts
 from warplens.render.timeline import cycle_ruler, nice_step, show
-from warplens.render.trust import trust_lines
+from warplens.render.trust import TrustLine, trust_lines
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = ["\x1b[31mred", "a\nb", "[bold red]x[/]", "\u202egnp", ":smile:", "_hidden", "$x^2$", "名前"]
@@ -200,16 +200,62 @@ def test_corrected_durations_stand_beside_the_raw_ones(width: int, heads: list[s
     (row,) = [line for line in lines if "cross_reduce" in line]
     assert row.endswith("56")  # 140 cycles less 30, at 1.98 cycles/ns
     together = " ".join(text.split())
-    # Costs sum to 133.5 cycles of 3,980; their error is 2.5.
-    assert "14 cycles (12 to 22), all of them 3.4 ± 0.1 % of the warps' time" in together
-    assert "corrected phases sum to 100.0 % of the rest" in together
+    assert "a mark costs 14 cycles" in together
+
+
+def correction(trace: Any, anchor: Any = None) -> TrustLine:
+    found = trace.manifest["kernels"][0]["corrections"]
+    found |= {} if anchor is None else {"anchor": anchor}
+    (line,) = [line for line in trust_lines(trace) if line.label == "correction"]
+    return line
+
+
+ANCHOR = {
+    "not_measured": None,
+    "life_cycles": [3654.0],
+    "marks_uncertainty_cycles": [36.54],
+    "factor": [0.95],
+    "factor_uncertainty": [0.01],
+}
+
+
+def test_the_anchor_tells_what_phases_sum_to_and_what_marks_cost_of_a_life_with_two_marks() -> None:
+    # Lives of 3,980 cycles less 133.5 are 3846.5, of which 0.95 are 3654.2: marks cost 325.8, 8.9 % of that.
+    line = correction(fake.corrected(small()), ANCHOR)
+    expected = "phases sum to 100.0 % of the block's life in a two-mark build; marks cost 8.9 ± 1.0 % of it"
+    assert (line.level, line.text) == ("ok", expected)
+
+
+@pytest.mark.parametrize(
+    ("anchor", "why"),
+    [
+        (None, "the file has no life of a two-mark build"),
+        ({"not_measured": "an SM holds 4 blocks of it"}, "an SM holds 4 blocks of it"),
+    ],
+)
+def test_direct_costs_alone_say_so_and_why(anchor: Any, why: str) -> None:
+    # 133.5 of 3846.5 are 3.5 %.
+    line = correction(fake.corrected(small()), anchor)
+    assert line.level == "note"
+    assert line.text == (
+        "phases sum to 100.0 % of the block's life less the direct cost of its marks; marks cost 3.5 ± 0.1 % of it; "
+        f"what marks cost indirectly is not corrected: {why}"
+    )
+
+
+def test_a_role_without_an_anchor_is_told() -> None:
+    line = correction(fake.corrected(small()), ANCHOR | {name: [None] for name in list(ANCHOR)[1:]})
+    assert line.text.endswith("some roles by direct costs alone")
 
 
 def test_marks_that_take_more_than_a_tenth_of_the_time_are_a_note() -> None:
     trace = fake.corrected(small())
-    rows = trace.manifest["kernels"][0]["corrections"]["rows"]
+    found = trace.manifest["kernels"][0]["corrections"]
+    found["anchor"] = ANCHOR | {"factor": [1.0]}
+    assert correction(trace).level == "ok"
+    rows = found["rows"]
     rows["cost_cycles"] = [10 * cost for cost in rows["cost_cycles"]]
-    assert "note mark cost" in " ".join(printed(summary(trace)).split())
+    assert "note correction" in " ".join(printed(summary(trace)).split())
 
 
 def test_the_policy_and_a_limit_of_registers_are_told() -> None:

@@ -67,6 +67,11 @@ def with_rows(facts: dict[str, Any], **rows: list[Any]) -> None:
     found["rows"] |= rows
 
 
+def with_anchor(facts: dict[str, Any], **changes: Any) -> None:
+    facts["kernels"][0]["corrections"] = found = corrections({1: 20.0}, factor=0.9)
+    found["anchor"] |= changes
+
+
 def read_all(path: Path) -> None:
     """Touches everything that a trace and its file can give."""
     trace = open_trace(path)
@@ -261,6 +266,9 @@ def test_any_manifest_value_replaced_by_junk_or_gone_never_breaks_out(tmp_path: 
         (lambda m: with_rows(m, role=[1]), r"rows\.role\[0\]: expected an integer from 0 to 0"),
         (lambda m: with_rows(m, spans=[]), r"rows: expected lists of one length"),
         (lambda m: with_rows(m, cost_cycles=["1"]), r"cost_cycles\[0\]: expected a finite number"),
+        (lambda m: with_anchor(m, factor=[]), r"anchor\.factor: expected a list of 1 values"),
+        (lambda m: with_anchor(m, factor=["1"]), r"anchor\.factor\[0\]: expected a finite number"),
+        (lambda m: with_anchor(m, not_measured=3), r"anchor\.not_measured: expected a text"),
         (lambda m: m.update(origin_ns="soon"), r"origin_ns: expected"),
         (lambda m: m.update(sources=[{"path": 3}]), r"manifest\.sources: expected entries"),
     ],
