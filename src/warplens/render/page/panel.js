@@ -19,6 +19,7 @@ const WORDS = /** @type {Record<string, string>} */ ({
   OVERLAPPING: "crosses another range of its warp",
   CROSS_WARP: "begun by one warp, ended by another",
   WRAPPED: "times are right modulo the range of a record only",
+  DETACHED: "a mark of single lanes: its id is their mask",
 });
 const WITHHELD = /** @type {Record<string, string>} */ ({
   NO_RESOURCE: "the site names nothing that it waits for",
