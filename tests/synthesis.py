@@ -116,6 +116,13 @@ def chunk(
     return out
 
 
+def detached(event: Event, where: Warp, lanes: int = MASK32) -> U32:
+    """The chunk, shape (1, 32), of an event that is none of the warp's own count."""
+    words = event_words(replace(event, id=lanes), where.code_bits)
+    flags = layout.DETACHED_FLAGS
+    return chunk(words, event.t_cycles, layout.DETACHED_SEQUENCE, where, flags=flags)[None]
+
+
 def meta(warp: int, sm: int, count: int, flags: int) -> int:
     """Word 1 of a chunk."""
     return (

@@ -4,6 +4,9 @@
 
 WARPLENS_SITES(loop, begin, turn);
 
+#ifndef MARK
+#define MARK rec.phase(loop::turn)
+#endif
 #ifndef UNROLL
 #define UNROLL 1
 #endif
@@ -17,7 +20,7 @@ __global__ void run(long long* cycles, float* sums, int turns, float factor) {
   const long long begin = clock64();
 #pragma unroll UNROLL
   for (int i = 0; i < turns; ++i) {
-    rec.phase(loop::turn);
+    MARK;
 #pragma unroll
     for (int j = 0; j < 64; ++j) asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(sum) : "f"(factor));
   }

@@ -41,6 +41,16 @@ BUILDS: dict[str, dict[str, Any]] = {
     "stream": {"policy": "stream"},
     "live": {"policy": "live"},
     "staged": {"policy": "staged"},
+    "mark_lane": {"policy": "packed"},
+    "mark_lane by one lane in four": {"policy": "packed"},
+    "mark_lane, switched off": {"policy": "packed", "warps": tuple(range(32))},
+    "mark without a handle": {"policy": "packed"},
+}
+MARKS = {  # else a phase
+    "mark_lane": "rec.mark_lane(loop::turn)",
+    "mark_lane by one lane in four": "if (threadIdx.x % 4 == 0) rec.mark_lane(loop::turn)",
+    "mark_lane, switched off": "rec.mark_lane(loop::turn)",
+    "mark without a handle": "warplens::mark<loop, kTrace>(loop::turn)",
 }
 FORMS = (
     "the loop alone",
@@ -90,7 +100,9 @@ def main(arguments: list[str]) -> None:
 
 def measure(unroll: int) -> list[dict[str, Any]]:
     """A row for each build."""
-    kernel = CudaKernel((HERE / "loop.cu").read_text(encoding="utf-8"), "run<true>", options=[f"-DUNROLL={unroll}"])
+    source, options = (HERE / "loop.cu").read_text(encoding="utf-8"), [f"-DUNROLL={unroll}"]
+    usual = CudaKernel(source, "run<true>", options=options)
+    others = {name: CudaKernel(source, "run<true>", options=[*options, f"-DMARK={m}"]) for name, m in MARKS.items()}
     cycles = torch.zeros(132 * 20, dtype=torch.int64, device="cuda")
     sums = torch.zeros(132 * 640, device="cuda")
     arenas = {mapped: Arena(CAPACITY_BYTES, mapped=mapped, sm_count=256) for mapped in (False, True)}
@@ -98,9 +110,9 @@ def measure(unroll: int) -> list[dict[str, Any]]:
     for shape, (blocks, threads) in SHAPES.items():
         times: dict[str, list[float]] = {name: [] for name in BUILDS}
         for _ in range(LAUNCHES):
-            for name, options in BUILDS.items():
-                arena = arenas[options.get("policy") == "live"]
-                function = prepared(kernel, name, options, arena, (blocks, threads))
+            for name, chosen in BUILDS.items():
+                arena = arenas[chosen.get("policy") == "live"]
+                function = prepared(others.get(name, usual), name, chosen, arena, (blocks, threads))
                 values = (cycles.data_ptr(), sums.data_ptr(), TURNS, 1.0001)
                 types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_float)
                 checked(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, 0, (values, types), 0))

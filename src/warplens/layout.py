@@ -24,6 +24,11 @@ between the base_cycles of the warp's chunk before it (for the first: of the lau
 its own: where that is less than 2^(32 - code_bits) cycles every time is exact, else the decoder says that it cannot
 tell. No wrap is guessed.
 
+A **detached** event has a chunk of its own, written at once by one lane in any control flow. Its flags field is
+DETACHED_FLAGS, which no other chunk has, and its sequence DETACHED_SEQUENCE: it is none of the warp's own count.
+base_cycles is the clock of the event. Its record is that of a MARK with an id, the mask of the lanes that were there,
+and at most a payload. A record of 0 was not written yet.
+
 A **block record** fills words 24..31 of the last chunk of the block's first warp (flag BLOCK_RECORD). It makes two
 pairs (globaltimer, clock64): of the block's begin, with the time of the warp's record 0, and of its end, with
 base_cycles.
@@ -89,6 +94,9 @@ class ChunkFlag(enum.IntFlag):
     STREAM = 32  # policies `stream` and `live`: base_cycles is the clock of the chunk's begin, count is not told
     NEAR = 64  # as EXACT, modulo 2^32 cycles; with EXACT: base_cycles itself is right modulo 2^32 only
 
+
+DETACHED_FLAGS: Final = int(ChunkFlag.STREAM | ChunkFlag.LAST)  # a warp's end is a record where chunks have STREAM
+DETACHED_SEQUENCE: Final = 0xFFFFFFFF
 
 # code of a record: | site | verb 3 | has_id 1 | has_payload 1 |
 CODE_PAYLOAD: Final = 1

@@ -337,3 +337,36 @@ def test_marks_of_one_line_are_told_apart_in_a_build_for_one_arena(arch: str, po
     options = (*arena, "-DWARPLENS_SHARED_CHUNKS=1024u", "-DWARPLENS_ALL_RECORDED", f"-DWARPLENS_POLICY={policy}")
     rows = rows_of(source, arch, *options)
     assert [(row["verb"], row["name"]) for row in rows if row["verb"] != "end"] == [("phase", "load"), ("phase", "put")]
+
+
+DETACHED = (
+    SITES
+    + """template <bool T> __device__ __noinline__ float called(float v) {
+  warplens::mark<s, T>(s::other);
+  return v * v;
+}
+template <bool T> __global__ void k(float* p) {
+  warplens::Recorder<s, T> rec;
+  rec.phase(s::load);
+  float v = p[threadIdx.x];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (threadIdx.x % (3 + i) == 0) {
+      rec.mark_lane(s::put, i);
+      v = called<T>(v);
+    }
+  }
+  rec.phase(s::use);
+  p[threadIdx.x] = v;
+}
+"""
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_marks_of_lanes_are_named_where_they_stand(arch: str, policy: str) -> None:
+    rows = rows_of(DETACHED, arch, f"-DWARPLENS_POLICY={policy}")
+    found = [(row["verb"], row["name"], row["line"]) for row in rows if row["verb"] == "mark"]
+    called, taken = line_of(DETACHED, "warplens::mark"), line_of(DETACHED, "mark_lane")
+    assert sorted(found) == [("mark", "other", called), ("mark", "put", taken), ("mark", "put", taken)]

@@ -12,6 +12,7 @@ import pytest
 from tests.emulation import (
     CLOCK,
     CODE_BITS,
+    DETACHED,
     FULL,
     POLICIES,
     Case,
@@ -60,16 +61,21 @@ def told(found: Decoded) -> dict[str, int]:
 def random_program(rng: random.Random, length: int) -> list[Step]:
     steps: list[Step] = []
     started: list[int] = []
-    verbs = rng.choice(["pPemM([)sstjkwWxay", "pw", "PMxy"])
+    verbs = rng.choice(["pPemM([)sstjkwWxaylLfF", "pw", "PMxy", "plLfF"])
     for _ in range(length):
         verb = rng.choice(verbs)
         if verb == "t" and not started:
             verb = "p"
-        value = rng.choice(started) if verb == "t" else rng.getrandbits(32) if verb in "PM[W" else rng.randrange(4)
+        value = rng.choice(started) if verb == "t" else rng.getrandbits(32) if verb in "PM[WLF" else rng.randrange(4)
         if verb == "s":
             started.append(value)
-        steps.append(Step(verb, rng.randrange(1, 9), value))
+        steps.append(Step(verb, rng.randrange(1, 9), value, lanes_of(rng, verb)))
     return steps
+
+
+def lanes_of(rng: random.Random, verb: str) -> int:
+    """Any lanes for a detached mark, all for another."""
+    return rng.choice((FULL, 0, 1, 1 << 31, 0x00FFFF00, rng.getrandbits(32))) if verb in DETACHED else FULL
 
 
 def random_case(rng: random.Random, *, chunks: int = 3000) -> Case:
@@ -156,7 +162,7 @@ def diverging_case(rng: random.Random) -> Case:
         if rng.random() < 0.04:
             left |= lanes
             steps.append(Step("X", lanes=lanes))
-        steps.append(Step(rng.choice("pmM"), rng.randrange(1, 9), rng.randrange(9), lanes & ~left))
+        steps.append(Step(rng.choice("pmMlF"), rng.randrange(1, 9), rng.randrange(9), lanes & ~left))
     whole = [Step("p")]
     chunks = rng.choice([3000, 3, 0])
     return Case(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine_code import disassemble, resources
+from tests.machine_code import disassemble, resources, text_section
 from warplens import errors, layout
 from warplens.capture.compile import compile_cubin
 from warplens.capture.modules import read_site_sets, read_symbols
@@ -25,6 +25,8 @@ VERBS = """
   rec.phase(s::b, n);
   rec.mark(s::a);
   rec.mark(s::b, n);
+  if (i % 3 == 0) rec.mark_lane(s::a);
+  if (i % 5 == 0) rec.mark_lane(s::b, n);
   rec.range_push(s::a);
   rec.range_push(s::b, n);
   rec.range_pop();
@@ -104,6 +106,58 @@ def test_how_often_marks_are_taken_changes_neither_the_default_nor_the_off_build
     assert builds[1] == default
     assert len(builds[0]) < len(default) < len(builds[2])
     assert {code(off, f"-DWARPLENS_MARKS={marks}") for marks in (0, 2)} == {code(off)}
+
+
+HANDLE_FREE = """
+#include <warplens/warplens.cuh>
+WARPLENS_SITES(s, a, b);
+template <bool kTrace> __device__ __noinline__ float deeper(float v, unsigned n) {
+  MARK_DEEPER
+  return n == 0 ? v : deeper<kTrace>(v * 1.5f + n, n - 1) + 2.0f;
+}
+__device__ __noinline__ float plain(float v) {
+  MARK_PLAIN
+  return v * v;
+}
+__global__ void k(float* p, unsigned n) {
+  for (unsigned i = threadIdx.x; i < n; i += blockDim.x) {
+    if (p[i] > 0.0f) {
+      p[i] = deeper<TRACE>(p[i], i % 4);
+    } else {
+      MARK_HERE
+      p[i] = plain(p[i]);
+    }
+  }
+}
+"""
+MARKS = {
+    "DEEPER": "warplens::mark<s, kTrace>(s::a, n);",
+    "PLAIN": "warplens::mark<s>(s::b);",
+    "HERE": "warplens::mark<s, TRACE>(s::a);",
+}
+
+
+def handle_free(trace: bool | None) -> str:
+    """Marks without a recorder in functions that are called, in branches of single lanes; None: without the marks."""
+    source = HANDLE_FREE
+    for place, mark in MARKS.items():
+        source = source.replace(f"MARK_{place}", "" if trace is None else mark)
+    return source.replace("TRACE", "true" if trace else "false")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("policy", ["packed", "staged", "stream", "live"])
+def test_marks_without_a_handle_compile_in_called_functions_and_leave_nothing_when_off(policy: str, arch: str) -> None:
+    option = f"-DWARPLENS_POLICY={policy}"
+
+    def code(trace: bool | None, *options: str) -> bytes:
+        compiled = compile_cubin(handle_free(trace), ["k"], arch=arch, options=[option, *options])
+        return text_section(compiled.cubin, compiled.names["k"])  # of the functions that it calls, too
+
+    bare, on = code(None), code(True)
+    assert code(False, "-DWARPLENS_ON=false") == bare
+    assert code(True, "-DWARPLENS_MARKS=0") == bare
+    assert len(on) > len(bare)
 
 
 STRAIGHT = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.synthesis import BlockRecord, Clock, Event, Warp, calibration, encode_warp, manifest
+from tests.synthesis import BlockRecord, Clock, Event, Warp, calibration, detached, encode_warp, manifest
 from warplens import layout
 from warplens.capture.compile import get_include
 from warplens.decode import Decoded, decode
@@ -41,6 +41,10 @@ VERBS: dict[str, tuple[Any, str]] = {
     "e": (Control.PHASE_END, ""),
     "m": (Verb.MARK, ""),
     "M": (Verb.MARK, "payload"),
+    "l": (Verb.MARK, "detached"),
+    "L": (Verb.MARK, "detached payload"),
+    "f": (Verb.MARK, "detached"),
+    "F": (Verb.MARK, "detached payload"),
     "(": (Verb.RANGE_PUSH, ""),
     "[": (Verb.RANGE_PUSH, "payload"),
     ")": (Control.RANGE_POP, ""),
@@ -54,6 +58,10 @@ VERBS: dict[str, tuple[Any, str]] = {
     "a": (Verb.ARRIVE, ""),
     "y": (Verb.ARRIVE, "id"),
 }
+
+
+DETACHED = frozenset(verb for verb, (_, takes) in VERBS.items() if takes.startswith("detached"))
+"""Behind a step of these all lanes that are left come together again, as the hardware has them do behind a branch."""
 
 
 @dataclass
@@ -161,10 +169,12 @@ def decoded(case: Case, result: Result) -> Decoded:
 
 
 def events(steps: list[Step], end: int, marks: int = 1) -> list[Event]:
-    """What all lanes of a warp together record, each but the first `marks` times, and its end."""
+    """What all lanes of a warp record together, each but the first `marks` times, and its end."""
     out: list[Event] = []
     sequence, tokens = 0, {}
     for step in steps:
+        if step.verb in DETACHED:
+            continue
         verb, takes = VERBS[step.verb]
         if takes == "token":
             tokens[step.value % 16] = sequence
@@ -178,15 +188,18 @@ def events(steps: list[Step], end: int, marks: int = 1) -> list[Event]:
 
 
 def reference(case: Case, marks: int = 1) -> Result:
-    """The chunks that the tests' own encoder makes of the case's warps, all of them uniform."""
+    """The chunks that the tests' own encoder makes of the case's warps, uniform but for their detached marks."""
     made = []
     for number, (steps, sm, end) in enumerate(zip(case.programs, case.sms, case.ends, strict=True)):
         block, warp = divmod(number, case.warps)
         if block % case.every or not case.warp_mask >> warp & 1:
             continue
-        record = (
-            BlockRecord(steps[0].clock if steps else end, sm, layout.sites_hash("emulation")) if warp == 0 else None
-        )
+        begin = next((step.clock for step in steps if step.verb not in DETACHED), end)
+        record = BlockRecord(begin, sm, layout.sites_hash("emulation")) if warp == 0 else None
         where = Warp(block=block, warp=warp, sm=sm, code_bits=CODE_BITS, clock=CLOCK)
         made.append(encode_warp(events(steps, end, marks), where, block_record=record))
+        for step in steps:
+            if step.verb in DETACHED and step.lanes and marks:
+                payload = step.value if step.verb in "LF" else None
+                made.append(detached(Event(Verb.MARK, step.clock, step.site, payload=payload), where, step.lanes))
     return Result(np.concatenate(made) if made else np.zeros((0, 32), np.uint32), 0, [])

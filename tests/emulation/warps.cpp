@@ -125,12 +125,39 @@ void count(uint64_t address, uint64_t value) {
   change<uint64_t>(address, [=](uint64_t old) { return old + value; });
 }
 
+bool is_detached(char verb) { return std::string("lLfF").find(verb) != std::string::npos; }
+// Lanes of the warp that no step before this one had leave.
+unsigned lanes_left() {
+  const unsigned threads = threads_of_block.x * threads_of_block.y * threads_of_block.z - warp * 32;
+  unsigned lanes = threads >= 32 ? ~0u : (1u << threads) - 1;
+  for (size_t i = 0; i < running->step; ++i)
+    if (program[i].verb == 'X') lanes &= ~program[i].lanes;
+  return lanes;
+}
+__attribute__((noinline)) void mark_detached(warplens::Recorder<emulation>& rec, const Step& step) {
+  const auto site = static_cast<emulation::Site>(step.site);
+  switch (step.verb) {
+    case 'l':
+      return rec.mark_lane(site);
+    case 'L':
+      return rec.mark_lane(site, step.value);
+    case 'f':
+      return warplens::mark<emulation>(site);
+    default:
+      return warplens::mark<emulation>(site, step.value);
+  }
+}
 __attribute__((noinline)) void run_steps() {
   warplens::Recorder<emulation> rec;
   warplens::Token tokens[16];
   for (; running->step + 1 < program.size(); ++running->step) {
     running->reads = 0;
     const Step& step = program[running->step];
+    if (is_detached(step.verb)) {
+      if ((step.lanes >> lane() & 1) != 0) mark_detached(rec, step);
+      operate(Wait::kSync, lanes_left(), 0, 0);
+      continue;
+    }
     if ((step.lanes >> lane() & 1) == 0) continue;
     const auto site = static_cast<emulation::Site>(step.site);
     const auto join = warplens::join(step.value);

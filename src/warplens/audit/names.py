@@ -25,7 +25,8 @@ _METHOD: Final = re.compile(r"__device__ __forceinline__ (?:constexpr )?(?:void 
 _STORES_EVENT: Final = re.compile(r"put\(|with_payload\(|with_id\(|\.finish\(")
 """What stands in a line of warplens.cuh that a clock read was inlined from."""
 _CALL: Final = re.compile(
-    r"[.>]\s*(phase|end_phase|mark|range_push|range_pop|range_start|range_end|wait|arrive)\s*\(\s*"
+    r"(?:[.>]|warplens\s*::)\s*(phase|end_phase|mark|range_push|range_pop|range_start|range_end|wait|arrive)"
+    r"(?:_lane|\s*<[^()]*>)?\s*\(\s*"  # rec.mark_lane(s::a), warplens::mark<s>(s::a)
     r"(?:(?:\w+\s*::\s*)*(\w+))?\s*[,)]"
 )
 _OF_SITE: Final = {verb.value: verb.name.lower() for verb in layout.Verb if verb != layout.Verb.SPARE}
@@ -140,7 +141,8 @@ class Names:
             return ""
         for line in reversed(self._lines(call[0].file)[: call[0].line]):
             if found := _METHOD.search(line):
-                return "end" if found[1] == "~Recorder" else found[1] if found[1] in _VERBS else ""
+                verb = found[1].removesuffix("_lane")
+                return "end" if verb == "~Recorder" else verb if verb in _VERBS else ""
         return ""
 
     def _kept(self, read: Instruction, verb: str) -> set[tuple[int | None, str]]:

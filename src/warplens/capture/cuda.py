@@ -26,6 +26,9 @@ from warplens.capture.recording import Recording
 from warplens.capture.session import Session
 from warplens.errors import FileError, SitesError, UsageError
 
+_OFF = "-DWARPLENS_ON=false"
+"""For the clean build: marks in functions that are no templates do not name a switch."""
+
 
 def dim3(value: int | Sequence[int], what: str) -> Dim3:
     """Three positive numbers of one, two or three, of Python or numpy. Raises UsageError."""
@@ -97,7 +100,8 @@ class CudaKernel:
     def _build(self, name: str, extra: tuple[str, ...]) -> Build:
         key = (name, extra)
         if key not in self._builds:
-            options = [*self.options, *extra, *line_options(self.options)]
+            off = [_OFF] if name == self.clean else []
+            options = [*self.options, *extra, *off, *line_options(self.options)]
             compiled = compile_cubin(self.source, [name], arch=self.arch, options=options, filename=self.filename)
             library = Library(compiled.cubin)
             self._builds[key] = Build(library, library.function(compiled.names[name], shown=name), compiled, extra)

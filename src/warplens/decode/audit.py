@@ -20,9 +20,13 @@ from warplens.layout import ChunkFlag
 Severity = Literal["loss", "error", "note"]
 
 
-def tell_launches(chunks: Chunks, records: BlockRecords, manifest: dict[str, Any], problems: Problems) -> None:
-    """Problems of whole launches, and of warps by the flags of their chunks."""
-    arrived = np.bincount(chunks.launch[chunks.first_of_warp], minlength=len(manifest["launches"]))
+def tell_launches(
+    chunks: Chunks, records: BlockRecords, manifest: dict[str, Any], problems: Problems, alone: Chunks
+) -> None:
+    """Problems of whole launches, and of warps by the flags of their chunks; `alone` are those of detached events."""
+    launches = len(manifest["launches"])
+    arrived = np.bincount(chunks.launch[chunks.first_of_warp], minlength=launches)
+    detached = np.bincount(alone.launch, minlength=launches)
     stopped = manifest["stopped"]
     if stopped is not None:
         text = f"{stopped['why']} (after {stopped['after_s']:.3g} s): what was lost, if anything, could not be counted"
@@ -35,7 +39,9 @@ def tell_launches(chunks: Chunks, records: BlockRecords, manifest: dict[str, Any
             lost, in_chunks = entry["lost_events"], entry["lost_chunks"]
             text = f"{lost} records in {in_chunks} chunks found no space: raise the capacity or record fewer blocks"
             problems.add(Problem("lost_events", lost, "loss", text, launch))
-        expected = expected_warps(entry)
+        # Where nothing else came and nothing was lost the kernel has no recorder: no warp must leave anything.
+        without_recorder = not arrived[launch] and detached[launch] and not entry["lost_events"]
+        expected = 0 if without_recorder else expected_warps(entry)
         if int(arrived[launch]) < expected:
             missing = expected - int(arrived[launch])
             severity: Severity = "loss"

@@ -95,8 +95,9 @@ def starts(values: npt.NDArray[Any]) -> Bool:
 
 def read_chunks(
     records: dict[str, U32], manifest: dict[str, Any], code_bits: list[int], problems: Problems
-) -> tuple[U32, Chunks]:
-    """Words of all members, shape (n, 32), and the checked, ordered columns of their chunks.
+) -> tuple[U32, Chunks, Chunks]:
+    """Words of all members, shape (n, 32), and the checked, ordered columns of their chunks; of those of detached
+    events apart, by warp and clock.
 
     `code_bits` is per launch.
     """
@@ -107,12 +108,19 @@ def read_chunks(
     )
     arrays, owners = [np.zeros((0, layout.CHUNK_WORDS), np.uint32)], [np.zeros(0, np.int64)]
     heads = [np.zeros((layout.HEADER_WORDS, 0), np.uint32)]
+    alone, its_launch, before = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for member, given in records.items():
         words = given
         entries = [i for i, entry in enumerate(launches) if entry["records"] == member]
         head = _headers(words)
         launch = _check_member(head, words, member, entries, shape, launches, problems)
         open_rows = np.flatnonzero(streams.is_stream(head[layout.WORD_META]) & (launch >= 0))
+        if len(open_rows):
+            apart = streams.is_detached(head[layout.WORD_META][open_rows])
+            rows, open_rows = open_rows[apart], open_rows[~apart]
+            alone.append(rows + before)
+            its_launch.append(launch[rows])
+            launch[rows] = -1
         if len(open_rows):
             words = words.copy()
             words[open_rows] = streams.close(words[open_rows], np.array(code_bits, np.int64)[launch[open_rows]])
@@ -125,12 +133,17 @@ def read_chunks(
         arrays.append(words)
         heads.append(head)
         owners.append(launch)
+        before += len(words)
     words, head, launch = _joined(arrays), _joined(heads, axis=1), _joined(owners)
+    detached = np.concatenate(alone)
+    lone = _columns(detached, head[:, detached], np.concatenate(its_launch), shape)
+    lone = lone.take(np.lexsort((lone.base_cycles, lone.gwarp)))
+    lone.lost[:] = lone.reach_cycles[:] = 0
     row = np.flatnonzero(launch >= 0)
     if len(row) < len(launch):
         head, launch = head[:, row], launch[row]
     chunks = _columns(row, head, launch, shape)
-    return words, _count_lost(_drop_duplicates(chunks, problems), problems)
+    return words, _count_lost(_drop_duplicates(chunks, problems), problems), lone
 
 
 def _headers(words: U32) -> U32:

@@ -70,8 +70,8 @@ def measure(chunks: U32, manifest: dict[str, Any], *, copies: int = 1) -> Launch
     (sites,) = (s for s in manifest["site_sets"] if s["name"] == manifest["kernels"][launch["kernel"]]["site_set"])
     columns = len(sites["sites"]) + 1
     bits, doubts = layout.code_bits(columns - 1), Problems()
-    words, table = read_chunks({launch["records"]: chunks}, manifest, [bits], doubts)
-    fit_times(table, read_block_records(words, table), [bits], manifest, doubts)
+    words, table, alone = read_chunks({launch["records"]: chunks}, manifest, [bits], doubts)
+    fit_times(table, read_block_records(words, table), [bits], manifest, doubts, alone)
     table = table.take(_in_whole_warps(table))
     every = read_events(words, table, bits, doubts)
     t_cycles = np.repeat(table.base_cycles, every.per_chunk) - every.age.astype(np.int64)

@@ -18,10 +18,11 @@ from warplens.decode.arrays import I64, U32, Bool
 from warplens.decode.audit import tell_launches, tell_sites
 from warplens.decode.blocks import Columns, block_columns, launch_columns
 from warplens.decode.chunks import Chunks, read_chunks, starts
+from warplens.decode.detached import checked, make_run, moved, together
 from warplens.decode.events import read_events
 from warplens.decode.joins import Enders, join
 from warplens.decode.problems import Problem, Problems
-from warplens.decode.shapes import SiteSet, find_groups
+from warplens.decode.shapes import Group, SiteSet, find_groups
 from warplens.decode.spans import Axis, Loose, Run, find_spans, make_spans
 from warplens.decode.table import THREADS, PerChunk, PlacedRun, SpanTable, all_loose, per_chunk
 from warplens.decode.times import fit_times, read_block_records
@@ -55,10 +56,19 @@ def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
     problems = Problems()
     sets = _set_of_launch(manifest)
     code_bits = [own.code_bits for own in sets]
-    words, chunks = read_chunks(records, manifest, code_bits, problems)
+    words, chunks, alone = read_chunks(records, manifest, code_bits, problems)
+    alone = checked(words, alone, sets, problems)
     block_records = read_block_records(words, chunks)
-    times = fit_times(chunks, block_records, code_bits, manifest, problems)
-    spans, per, loose, reached = _decode_chunks(words, chunks, times.axis, sets, problems)
+    times = fit_times(chunks, block_records, code_bits, manifest, problems, alone)
+    found = _decode_chunks(words, chunks, times.axis, sets, problems)
+    tell_launches(chunks, block_records, manifest, problems, alone)
+    axis = times.axis
+    if len(alone):
+        run = make_run(words, alone, chunks, times.detached, sets)
+        chunks, axis, own, at = together(chunks, axis, alone, times.detached)
+        block_records = moved(block_records, own, len(chunks))
+        found.add(run, at, own)
+    spans, per, loose, reached = found.place(chunks, axis)
     filled = per.events > 0
     shift_ns = int(per.first_ns[filled].min()) if filled.any() else 0
     spans.shift(shift_ns)
@@ -66,11 +76,10 @@ def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
     per.last_ns -= shift_ns
     enders = Enders(*np.zeros((3, 0), np.int64))
     if loose is not None:
-        enders = join(spans, loose, chunks, times.axis.ns_per_cycle, problems)
+        enders = join(spans, loose, chunks, axis.ns_per_cycle, problems)
     blocks = block_columns(chunks, block_records, per.first_ns, per.last_ns, filled, manifest)
     recorded = per.events - chunks.has(ChunkFlag.LAST)  # a recorder's end is an event, but no record
     events = np.bincount(chunks.launch, recorded, len(sets)).astype(np.int64)
-    tell_launches(chunks, block_records, manifest, problems)
     tell_sites(reached, [own.base for own in sets], events, manifest, problems)
     return Decoded(
         launches=launch_columns(blocks, manifest, events, times.clocks),
@@ -83,9 +92,35 @@ def decode(manifest: dict[str, Any], records: dict[str, U32]) -> Decoded:
     )
 
 
-def _decode_chunks(
-    words: U32, chunks: Chunks, axis: Axis, sets: list[SiteSet], problems: Problems
-) -> tuple[SpanTable, PerChunk, Loose | None, I64]:
+@dataclass
+class _Found:
+    """What chunks hold: warps of one shape in groups, the others in runs, each of a part of the chunks."""
+
+    groups: list[Group]
+    runs: list[Run]
+    parts: list[I64]
+
+    def add(self, run: Run, part: I64, own: I64) -> None:
+        """One more run, of the chunks `part`, beside which those of the others are numbers `own`."""
+        for group in self.groups:
+            group.index = own[group.index]
+        self.parts = [*(own[part] for part in self.parts), part]
+        self.runs.append(run)
+
+    def place(self, chunks: Chunks, axis: Axis) -> tuple[SpanTable, PerChunk, Loose | None, I64]:
+        """Their spans in the order of `chunks`, what each chunk gave, loose ends, and the sites that were reached."""
+        counts = [(group.index, group.shape.spans_per_chunk) for group in self.groups]
+        counts += [(part, run.spans_per_chunk) for part, run in zip(self.parts, self.runs, strict=True)]
+        per = per_chunk(len(chunks), counts)
+        for group in self.groups:
+            group.place(per, chunks, axis)
+        placed = [PlacedRun(run, part, per) for part, run in zip(self.parts, self.runs, strict=True)]
+        sites = [*(group.shape.spans.site for group in self.groups), *(run.sites for run in self.runs)]
+        reached = np.unique(np.concatenate([np.zeros(0, np.int64), *sites]))
+        return SpanTable(self.groups, placed, per, chunks, axis), per, all_loose(self.runs), reached
+
+
+def _decode_chunks(words: U32, chunks: Chunks, axis: Axis, sets: list[SiteSet], problems: Problems) -> _Found:
     """The spans of all chunks: warps that share a shape together, the others in runs."""
     groups, rest = find_groups(words, chunks, axis, sets, problems)
     parts = _parts(chunks, rest, sets)
@@ -102,16 +137,7 @@ def _decode_chunks(
         for run, doubts in pool.map(decode_part, parts):
             runs.append(run)
             problems.extend(doubts)
-    counts = [(group.index, group.shape.spans_per_chunk) for group in groups]
-    counts += [(part, run.spans_per_chunk) for part, run in zip(parts, runs, strict=True)]
-    per = per_chunk(len(chunks), counts)
-    for group in groups:
-        group.place(per, chunks, axis)
-    placed = [PlacedRun(run, part, per) for part, run in zip(parts, runs, strict=True)]
-    reached = np.unique(
-        np.concatenate([np.zeros(0, np.int64), *(g.shape.spans.site for g in groups), *(r.sites for r in runs)])
-    )
-    return SpanTable(groups, placed, per, chunks, axis), per, all_loose(runs), reached
+    return _Found(groups, runs, parts)
 
 
 def _set_of_launch(manifest: dict[str, Any]) -> list[SiteSet]:

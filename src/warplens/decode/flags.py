@@ -22,3 +22,6 @@ class SpanFlag(enum.IntFlag):
     """Its records may lie farther apart than they can tell: its times are right modulo 2^(32 - code_bits) cycles."""
     OVERCORRECTED = 64
     """Its corrected duration is negative beyond its uncertainty."""
+    DETACHED = 128
+    """A mark of single lanes, none of its warp's own count: `sequence` goes on behind the warp's end, `id` is the mask
+    of the lanes."""

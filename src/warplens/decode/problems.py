@@ -18,6 +18,8 @@ Severity = Literal["loss", "error", "note"]
 ROWS_PER_KIND: Final = 16
 """A launch shows at most this many places of one kind; beyond, one row sums them up and names the first."""
 
+_SEQUENCES: Final = 0xFFFFFFFF
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -63,10 +65,12 @@ class Problems:
         if len(launch) == 0:
             return
         size = len(launch)
+        if sequence is not None:
+            sequence = sequence.astype(np.int64) & _SEQUENCES  # damage can number beyond
         columns = [
             block.astype(np.int64),
             warp.astype(np.int64),
-            np.full(size, -1, np.int64) if sequence is None else sequence.astype(np.int64),
+            np.full(size, -1, np.int64) if sequence is None else sequence,
             np.ones(size, np.int64) if count is None else count.astype(np.int64),
         ]
         table = np.stack(columns, axis=1)

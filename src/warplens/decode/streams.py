@@ -19,6 +19,7 @@ _END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
 _STREAM: Final = np.uint32(int(ChunkFlag.STREAM) << layout.META_FLAGS_SHIFT)
 _LAST: Final = np.uint32(int(ChunkFlag.LAST) << layout.META_FLAGS_SHIFT)
 _EXACT: Final = np.uint32(int(ChunkFlag.EXACT) << layout.META_FLAGS_SHIFT)
+_DETACHED: Final = np.uint32(layout.DETACHED_FLAGS << layout.META_FLAGS_SHIFT)
 _COUNTS: Final = np.uint32(((1 << layout.META_COUNT_BITS) - 1) << layout.META_COUNT_SHIFT)
 _BLOCK_RECORD: Final = np.uint32(int(ChunkFlag.BLOCK_RECORD) << layout.META_FLAGS_SHIFT)
 
@@ -26,6 +27,11 @@ _BLOCK_RECORD: Final = np.uint32(int(ChunkFlag.BLOCK_RECORD) << layout.META_FLAG
 def is_stream(meta: U32) -> Bool:
     """Which chunks have the flag, by word 1 of each."""
     return np.asarray((meta & _STREAM) != 0)
+
+
+def is_detached(meta: U32) -> Bool:
+    """Which chunks hold one event that is none of the warp's own count, by word 1 of each."""
+    return np.asarray((meta & _DETACHED) == _DETACHED)
 
 
 def is_torn(words: U32) -> Bool:

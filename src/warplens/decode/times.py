@@ -54,11 +54,13 @@ class BlockRecords:
 
 @dataclass
 class Times:
-    """Clocks per launch (None where a launch has no chunk), an origin, and the line of each chunk."""
+    """Clocks per launch (None where a launch has no chunk), an origin, and the line of each chunk; of the chunks of
+    detached events apart."""
 
     clocks: list[clock.ClockMap | None]
     origin_ns: int
     axis: Axis
+    detached: Axis
 
 
 def read_block_records(words: U32, chunks: Chunks) -> BlockRecords:
@@ -93,43 +95,62 @@ def _record_of(chunks: Chunks, at: I64) -> I64:
 
 
 def fit_times(
-    chunks: Chunks, records: BlockRecords, code_bits: list[int], manifest: dict[str, Any], problems: Problems
+    chunks: Chunks,
+    records: BlockRecords,
+    code_bits: list[int],
+    manifest: dict[str, Any],
+    problems: Problems,
+    alone: Chunks,
 ) -> Times:
     """Fits a clock per launch, sets a provisional origin near the first one, and bounds how far back chunks reach.
 
-    `code_bits` is per launch. Fills `chunks.reach_cycles` and `chunks.likely`.
+    `code_bits` is per launch, `alone` are the chunks of detached events. Fills `chunks.reach_cycles` and
+    `chunks.likely`.
     """
     clocks: list[clock.ClockMap | None] = [None] * len(manifest["launches"])
     bounds = np.searchsorted(chunks.launch, np.arange(len(clocks) + 1)).tolist()
     record_bounds = np.searchsorted(records.chunk, bounds).tolist()
     size = len(chunks)
-    axis = Axis(np.zeros(size, np.int64), np.zeros(size), np.ones(size), np.zeros(size, np.int64))
+    axis, its_axis = _no_lines(size), _no_lines(len(alone))
     begins = Begins(np.zeros(len(records.chunk), np.int64), np.zeros(len(records.chunk), np.bool_))
     calibrations = Calibrations(manifest["calibration"], len(clocks))
     age_cycles = np.full(size, UNBOUNDED)
     for launch, (low, high) in enumerate(pairwise(bounds)):
-        if low == high:
-            continue
         part, own = slice(low, high), slice(record_bounds[launch], record_bounds[launch + 1])
-        sm = chunks.sm[part]
-        around = calibrations.around(launch, sm, chunks.base_cycles[part])
-        age_cycles[part] = around.age_cycles(sm, chunks.base_cycles[part])
+        sm, base_cycles = chunks.sm[part], chunks.base_cycles[part]
+        lone = np.flatnonzero(alone.launch == launch)
+        if len(lone):
+            sm, base_cycles = np.append(sm, alone.sm[lone]), np.append(base_cycles, alone.base_cycles[lone])
+        if not len(sm):
+            continue
+        around = calibrations.around(launch, sm, base_cycles)
+        age_cycles[part] = around.age_cycles(sm, base_cycles)[: high - low]
         launched = _Launch(chunks, records, own, 1 << (32 - code_bits[launch]), manifest, around)
         stopped = manifest.get("stopped") is not None and launch == len(clocks) - 1
-        fitted = launched.fit(np.flatnonzero(np.bincount(sm)), (sm, chunks.base_cycles[part]) if stopped else None)
+        fitted = launched.fit(np.flatnonzero(np.bincount(sm)), (sm, base_cycles) if stopped else None)
         begins.cycles[own], begins.sure[own] = launched.begin_cycles, launched.surely_begun(age_cycles)
         clocks[launch] = fitted
         for doubt in fitted.problems:
             problems.add(Problem(doubt.kind, doubt.count, doubt.severity, doubt.text, launch))
-        axis.base_cycles[part] = fitted.base_cycles[sm]
-        axis.offset_ns[part] = fitted.offset_ns[sm]
-        axis.ns_per_cycle[part] = fitted.ns_per_cycle[sm]
-        axis.base_ns[part] = fitted.base_ns
+        _take_lines(axis, part, fitted, sm[: high - low])
+        _take_lines(its_axis, lone, fitted, sm[high - low :])
     turns = np.array([1 << (32 - bits) for bits in code_bits] or [0], np.int64)
     bound(chunks, records.first_chunk, records.of_chunk, begins, turns, age_cycles)
     origin_ns = min((fitted.base_ns for fitted in clocks if fitted is not None), default=0)
     axis.base_ns -= origin_ns
-    return Times(clocks, origin_ns, axis)
+    its_axis.base_ns -= origin_ns
+    return Times(clocks, origin_ns, axis, its_axis)
+
+
+def _no_lines(size: int) -> Axis:
+    return Axis(np.zeros(size, np.int64), np.zeros(size), np.ones(size), np.zeros(size, np.int64))
+
+
+def _take_lines(axis: Axis, part: Any, fitted: clock.ClockMap, sm: I64) -> None:
+    axis.base_cycles[part] = fitted.base_cycles[sm]
+    axis.offset_ns[part] = fitted.offset_ns[sm]
+    axis.ns_per_cycle[part] = fitted.ns_per_cycle[sm]
+    axis.base_ns[part] = fitted.base_ns
 
 
 class _Launch:

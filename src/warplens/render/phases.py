@@ -222,11 +222,17 @@ def _capacity(spans: pl.LazyFrame, group: LaunchGroup) -> pl.DataFrame:
 
 
 def _roles(trace: Trace, launches: list[int]) -> dict[int, str]:
-    """Warp to role label: warps (by index, over all blocks) that visit the same sites for about the same time."""
+    """Warp to role label: warps (by index, over all blocks) that visit the same sites for about the same time.
+
+    Marks of single lanes depend on data: they count in warps alone that have nothing else.
+    """
     spans = trace.spans.lazy()
     if len(launches) != trace.launches.height:
         spans = spans.filter(pl.col("launch").is_in(launches))
     keys = ["warp", "site"]
+    lone = pl.col("flags") & int(SpanFlag.DETACHED) != 0
+    if spans.select(lone.any()).collect().item():
+        spans = spans.filter(~lone | lone.all().over("warp"))
     visits = spans.group_by(keys).agg(pl.len().alias("n"), pl.col("duration_cycles").median().alias("p50")).collect()
     roles = find_roles(visits.select("site", "warp", "n", "p50").iter_rows())
     if not 1 < len(roles) <= MAX_ROLES:

@@ -72,7 +72,9 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "launch": _LAUNCH,
         "block": _BLOCK,
         "warp": Column("UInt8", "warp of the block, by linear thread index"),
-        "sequence": Column("UInt32", "index of the record in its warp: the order of events"),
+        "sequence": Column(
+            "UInt32", "index of the record in its warp: the order of events; detached marks behind them"
+        ),
         "site": Column("UInt16", "row of the table sites"),
         "depth": Column("UInt8", "ranges that were open (pushed and not popped) when it began"),
         "start_ns": Column("Int64", "begin, since the trace's origin"),
@@ -84,10 +86,11 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         ),
         "corrected_uncertainty_ns": Column("Float64", "half width of a 90 % interval around corrected_ns", True),
         "payload": Column("UInt32", "the value given with the mark", True),
-        "id": Column("UInt32", "the id that joins a start with an end", True),
+        "id": Column("UInt32", "the id that joins a start with an end; of a detached mark the mask of its lanes", True),
         "flags": Column(
             "UInt16",
-            "bits: INSTANT 1, UNENDED 2, AFTER_GAP 4, OVERLAPPING 8, CROSS_WARP 16, WRAPPED 32, OVERCORRECTED 64",
+            "bits: INSTANT 1, UNENDED 2, AFTER_GAP 4, OVERLAPPING 8, CROSS_WARP 16, WRAPPED 32, OVERCORRECTED 64, "
+            "DETACHED 128",
         ),
         "end_block": Column("UInt32", "block of the warp that ended it; null where its own warp did", True),
         "end_warp": Column("UInt8", "warp that ended it; null where its own warp did", True),

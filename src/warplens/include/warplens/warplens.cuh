@@ -7,11 +7,13 @@
 //     ...
 //   }                                            // the destructor ends the last phase, on every return
 //
-// Marks are warp-uniform: all threads of a warp pass them together. With kTrace false nothing is left of them:
-// the machine code is that of the kernel without marks. C++17; NVRTC and nvcc; sm_80 and newer.
+// Marks are warp-uniform: all threads of a warp pass them together. `rec.mark_lane(rmsnorm::load)` need not be, and
+// `warplens::mark<rmsnorm, kTrace>(rmsnorm::load)` needs no recorder in reach either. With kTrace false nothing is left
+// of them: the machine code is that of the kernel without marks. C++17; NVRTC and nvcc; sm_80 and newer.
 #ifndef WARPLENS_WARPLENS_CUH
 #define WARPLENS_WARPLENS_CUH
 
+#include "detail/detached.cuh"
 #include "detail/direct.cuh"
 #include "detail/landed.cuh"
 #include "detail/packed.cuh"
@@ -24,23 +26,33 @@ namespace warplens {
 // `staged` takes any. `stream` writes each event at once; `live` does so to host memory, where it outlives a hang or a
 // crash. The default is a macro so that the host can choose by the launch.
 struct packed {
+  enum : bool { kLive = false };
   template <unsigned kCodeBits, unsigned kSitesHash>
   using Storage = detail::Packed<kCodeBits, kSitesHash>;
 };
 struct staged {
+  enum : bool { kLive = false };
   template <unsigned kCodeBits, unsigned kSitesHash>
   using Storage = detail::Staged<kCodeBits, kSitesHash>;
 };
 struct stream {
+  enum : bool { kLive = false };
   template <unsigned kCodeBits, unsigned kSitesHash>
   using Storage = detail::Direct<kCodeBits, kSitesHash, false>;
 };
 struct live {
+  enum : bool { kLive = true };
   template <unsigned kCodeBits, unsigned kSitesHash>
   using Storage = detail::Direct<kCodeBits, kSitesHash, true>;
 };
 #ifndef WARPLENS_POLICY
 #define WARPLENS_POLICY packed
+#endif
+
+// What kOn is where it is not named. The host compiles the clean build with false, for marks in functions that are no
+// templates.
+#ifndef WARPLENS_ON
+#define WARPLENS_ON true
 #endif
 
 // How often a mark is taken, in a row: 1. What a mark costs in its place is measured by builds with 2 of each, and the
@@ -60,7 +72,7 @@ struct Token {
   unsigned sequence;
 };
 
-template <class Sites, bool kOn = true, class Policy = WARPLENS_POLICY>
+template <class Sites, bool kOn = WARPLENS_ON, class Policy = WARPLENS_POLICY>
 class Recorder {
  public:
   using Site = typename Sites::Site;
@@ -79,6 +91,15 @@ class Recorder {
   // An instant.
   __device__ __forceinline__ void mark(Site site) { put(code(site, kVerbMark)); }
   __device__ __forceinline__ void mark(Site site, unsigned payload) { with_payload(site, kVerbMark, payload); }
+
+  // An instant in code that only some lanes take, or that lanes take at different times: those that come here together
+  // make one event, whose id is their mask. It is written at once and costs many times what `mark` does.
+  __device__ __forceinline__ void mark_lane(Site site) {
+    if (!skips_) Detached::put(code(site, kVerbMark), 0, waits_);
+  }
+  __device__ __forceinline__ void mark_lane(Site site, unsigned payload) {
+    if (!skips_) Detached::put(code(site, kVerbMark) | detail::layout::kCodePayload, payload, waits_);
+  }
 
   // Ranges that nest, independent of phases.
   __device__ __forceinline__ void range_push(Site site) { put(code(site, kVerbRangePush)); }
@@ -132,6 +153,8 @@ class Recorder {
   }
 
  private:
+  using Detached = detail::Detached<Sites::kCodeBits, Policy::kLive, WARPLENS_MARKS != 0>;
+
   static constexpr unsigned kVerbPhase = detail::layout::kVerbPhase;
   static constexpr unsigned kVerbMark = detail::layout::kVerbMark;
   static constexpr unsigned kVerbRangePush = detail::layout::kVerbRangePush;
@@ -199,6 +222,8 @@ class Recorder<Sites, false, Policy> {
   __device__ __forceinline__ constexpr void end_phase() {}
   __device__ __forceinline__ constexpr void mark(Site) {}
   __device__ __forceinline__ constexpr void mark(Site, unsigned) {}
+  __device__ __forceinline__ constexpr void mark_lane(Site) {}
+  __device__ __forceinline__ constexpr void mark_lane(Site, unsigned) {}
   __device__ __forceinline__ constexpr void range_push(Site) {}
   __device__ __forceinline__ constexpr void range_push(Site, unsigned) {}
   __device__ __forceinline__ constexpr void range_pop() {}
@@ -217,6 +242,17 @@ class Recorder<Sites, false, Policy> {
   template <class... Values>
   __device__ __forceinline__ constexpr void landed(const Values&...) {}
 };
+
+// `mark_lane` without a recorder: for any device function, inlined or not, in any control flow.
+template <class Sites, bool kOn = WARPLENS_ON, class Policy = WARPLENS_POLICY>
+__device__ __forceinline__ constexpr void mark(typename Sites::Site site) {
+  detail::Detached<Sites::kCodeBits, Policy::kLive, kOn && WARPLENS_MARKS != 0>::put(detail::mark_code(site), 0, false);
+}
+template <class Sites, bool kOn = WARPLENS_ON, class Policy = WARPLENS_POLICY>
+__device__ __forceinline__ constexpr void mark(typename Sites::Site site, unsigned payload) {
+  detail::Detached<Sites::kCodeBits, Policy::kLive, kOn && WARPLENS_MARKS != 0>::put(
+      detail::mark_code(site) | detail::layout::kCodePayload, payload, false);
+}
 
 }  // namespace warplens
 

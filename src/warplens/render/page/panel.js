@@ -12,6 +12,7 @@ import { spreadOf } from "./steps.js";
 
 const AROUND = 3;
 const WARP_ROWS = 40;
+const DETACHED = 128;
 const WORDS = /** @type {Record<string, string>} */ ({
   INSTANT: "an instant",
   UNENDED: "no end was seen: cut at the warp's last event",
@@ -19,6 +20,7 @@ const WORDS = /** @type {Record<string, string>} */ ({
   OVERLAPPING: "crosses another range of its warp",
   CROSS_WARP: "begun by one warp, ended by another",
   WRAPPED: "times are right modulo the range of a record only",
+  DETACHED: "a mark of single lanes",
 });
 const WITHHELD = /** @type {Record<string, string>} */ ({
   NO_RESOURCE: "the site names nothing that it waits for",
@@ -93,7 +95,7 @@ export function fields(model, span) {
   if (ended) out.push(["ended by", ended]);
   if (span.depth) out.push(["depth", String(span.depth)]);
   if (span.payload !== null) out.push(["payload", `${span.payload} (0x${span.payload.toString(16)})`]);
-  if (span.id !== null) out.push(["id", String(span.id)]);
+  if (span.id !== null) out.push(span.flags & DETACHED ? ["lanes", lanes(span.id)] : ["id", String(span.id)]);
   out.push(["flags", flags.length ? flags.map(([name]) => WORDS[name] ?? name).join("; ") : "none"]);
   out.push(["site", `${span.site} of ${site.site_set}`]);
   return out;
@@ -220,4 +222,14 @@ function warp(model, span, choose) {
     row.addEventListener("click", () => choose(i));
     body.append(row);
   }
+}
+
+/**
+ * How many lanes a mask has, and the mask.
+ * @param {number} mask
+ */
+function lanes(mask) {
+  let count = 0;
+  for (let lane = 0; lane < 32; lane++) count += (mask >>> lane) & 1;
+  return `${count} of 32 (0x${mask.toString(16).padStart(8, "0")})`;
 }

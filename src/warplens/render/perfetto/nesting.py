@@ -187,6 +187,7 @@ def _keep_empty_children(close: I64, spans: Spans, rows: slice | I64, key_begin:
     """A span of 0 ns at the very end of a pushed range lies in it: its depth says so, the time alone does not."""
     depth = spans.depth[rows].astype(np.int64)
     within = np.append(depth[1:] > depth[:-1], False)  # only a push raises the depth of what comes next
+    within &= (spans.flags[rows] & np.uint16(SpanFlag.INSTANT)) == 0  # a detached mark knows no depth
     owners = np.flatnonzero(within)
     key_begin, key_end = np.append(key_begin, -1), np.append(key_end, -1)
     depth = np.append(depth, -1)

@@ -240,7 +240,7 @@ def annotation(key: str, values: npt.NDArray[Any]) -> list[Part]:
 
 def flags_annotation(flags: npt.NDArray[Any]) -> list[Part]:
     """A debug annotation with the names of the flags, none of which may be 0."""
-    return message(4, [number(1, _KEY_IIDS["flags"]), *numbers(17, flags.astype(np.uint8), 1)])
+    return message(4, [number(1, _KEY_IIDS["flags"]), *numbers(17, flags, width_of(int(flags.max(initial=0))))])
 
 
 def site_names(sites: pl.DataFrame) -> list[str]:

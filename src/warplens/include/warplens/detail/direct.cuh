@@ -59,10 +59,7 @@ __device__ __noinline__ Place open_chunk(Place before, u64 now, u32 sequence, u3
 template <u32 kCodeBits, u32 kSitesHash, bool kLive>
 class Direct {
  public:
-  __device__ __forceinline__ Direct() {
-    choice_.ask();
-    begin_globaltimer_ = low(read_globaltimer());
-  }
+  __device__ __forceinline__ Direct() { choice_.ask(); }
 
   __device__ __forceinline__ void put(u32 code, u32 id, u32 payload, bool after_wait) {
     if (after_wait) settle();
@@ -116,6 +113,7 @@ class Direct {
   }
 
   __device__ __forceinline__ void open(u64 now) {
+    if (sequence_ == 0) begin_globaltimer_ = low(read_globaltimer());
     place_ = open_chunk<kCodeBits, kLive>(place_, now, sequence_, events_, choice_);
     epoch_ = low(now >> kEpochShift);
     slots_ = layout::kRecordSlots;
@@ -133,7 +131,7 @@ class Direct {
   u32 slots_ = 0;     // that are left in the chunk
   u32 events_ = 0;    // in the chunk
   u32 sequence_ = 0;  // of the next record
-  u32 begin_globaltimer_;
+  u32 begin_globaltimer_ = 0;
   Place place_{0, 0, false, false, false, 0};
   Choice choice_;
 };

@@ -1,0 +1,67 @@
+// Detached events: an instant in a chunk of its own, written at once by one lane. Nothing is kept from one to the next,
+// so a mark needs no recorder in reach, and lanes may part, come together at other places, or come alone.
+// In: the code and payload of a mark. Out: a chunk with DETACHED_FLAGS as layout.py describes it, or a count of 1 lost.
+// Never waits for another lane or warp, never writes outside of the chunk that it obtained.
+#ifndef WARPLENS_DETAIL_DETACHED_CUH
+#define WARPLENS_DETAIL_DETACHED_CUH
+
+#include "arena.cuh"
+#include "device.cuh"
+#include "layout.h"
+
+namespace warplens {
+namespace detail {
+
+__device__ __forceinline__ constexpr u32 mark_code(u32 site) {
+  return site << layout::kCodeSiteShift | layout::kVerbMark << layout::kCodeVerbShift;
+}
+
+// By the lowest of the lanes that are here together. One function that calls no other, out of the way of the code that
+// has the mark: it asks anew whether the warp is recorded, since keeping the answer would take registers of the kernel.
+template <bool kLive>
+__device__ __noinline__ void write_detached(u64 now, u32 record, u32 payload) {
+  const u32 lanes = __activemask();
+  if (read_laneid() != static_cast<u32>(__ffs(lanes) - 1)) return;
+  Choice choice;
+  choice.ask();
+  const Chosen chosen = choice.choose<true>();
+  if (!chosen.recorded) return;
+  const u64 chunk = find_address(ask_for_chunk());
+  if (chunk == 0) {
+    count_lost(1u);
+    return;
+  }
+  const u32 count = 2u + (record & layout::kCodePayload);
+  const u32 meta = chunk_meta(linear_warp(), read_smid(), count, layout::kDetachedFlags);
+  const u32 launch = kAllRecorded ? low(read_gridid()) : chosen.launch;
+  // The record last: where it is seen, all else is there.
+  store_words(chunk, linear_block(), meta, launch, layout::kDetachedSequence);
+  store_word(chunk + 32u, payload);
+  if (kLive) fence_system();
+  store_words(chunk + 16u, low(now), high(now), record, lanes);
+  if (kLive) fence_system();
+}
+static_assert(layout::kWordBlock == 0 && layout::kWordMeta == 1 && layout::kWordGrid == 2 &&
+                  layout::kWordSequence == 3 && layout::kWordBaseLow == 4 && layout::kWordBaseHigh == 5 &&
+                  layout::kHeaderWords == 6,
+              "the order of a header; a record, its id and its payload follow it");
+
+template <u32 kCodeBits, bool kLive, bool kOn>
+struct Detached {
+  __device__ __forceinline__ static void put(u32 code, u32 payload, bool after_wait) {
+    if (after_wait) settle();
+    const u64 now = read_clock();
+    write_detached<kLive>(now, (low(now) << kCodeBits) + (code | layout::kCodeId), payload);
+  }
+};
+
+// Off: constexpr for the reason that warplens.cuh gives.
+template <u32 kCodeBits, bool kLive>
+struct Detached<kCodeBits, kLive, false> {
+  __device__ __forceinline__ static constexpr void put(u32, u32, bool) {}
+};
+
+}  // namespace detail
+}  // namespace warplens
+
+#endif  // WARPLENS_DETAIL_DETACHED_CUH
