@@ -189,10 +189,11 @@ CURSOR_COUNT: Final = 1024
 CURSOR_STRIDE: Final = 32
 CONTROL_BYTES: Final = CONTROL_CURSORS + CURSOR_COUNT * CURSOR_STRIDE
 CONTROL_ALIGNMENT: Final = CURSOR_COUNT * CURSOR_STRIDE  # of the control block: an offset of a cursor is OR-ed in
-# Where the newest are kept, the chunks are a ring: a ticket of a cursor, modulo all chunks, is an index. A state for each
-# chunk, u32, lies behind the control block: STATE_FREE, STATE_OPEN while a warp writes it, else STATE_CLOSED + its events.
-# Losses are then counted beside each cursor, u64 each, and not in CONTROL_LOST_*: one address would hold up all warps.
+# Where the newest are kept, the chunks are a ring: a ticket of a cursor, modulo all chunks, is an index. Behind the
+# control block lies a state for each chunk, u32: STATE_FREE, STATE_OPEN while a warp writes it, else STATE_CLOSED + its
+# events. Losses are counted beside each cursor, u64 each, not in CONTROL_LOST_*: one address would hold up all warps.
 CONTROL_STATES: Final = CONTROL_BYTES
+STATE_BYTES: Final = 4
 STATE_FREE: Final = 0
 STATE_CLOSED: Final = 1
 STATE_OPEN: Final = 0xFFFFFFFF

@@ -172,7 +172,7 @@ __device__ __forceinline__ void count_lost(u32 events) {
 }
 
 __device__ __forceinline__ u64 state_address(u32 index) {
-  return control_address() + layout::kControlStates + index * 4ull;
+  return control_address() + layout::kControlStates + static_cast<u64>(index) * layout::kStateBytes;
 }
 
 // Chunks of a ring that a warp tries, from its ticket's on; one is skipped that another warp is writing.
