@@ -41,6 +41,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "stream": {"policy": "stream"},
     "live": {"policy": "live"},
     "staged": {"policy": "staged"},
+    "packed, keep newest": {"policy": "packed", "keep": "newest"},
 }
 FORMS = (
     "the loop alone",
@@ -93,13 +94,16 @@ def measure(unroll: int) -> list[dict[str, Any]]:
     kernel = CudaKernel((HERE / "loop.cu").read_text(encoding="utf-8"), "run<true>", options=[f"-DUNROLL={unroll}"])
     cycles = torch.zeros(132 * 20, dtype=torch.int64, device="cuda")
     sums = torch.zeros(132 * 640, device="cuda")
-    arenas = {mapped: Arena(CAPACITY_BYTES, mapped=mapped, sm_count=256) for mapped in (False, True)}
+    arenas = {
+        (mapped, newest): Arena(CAPACITY_BYTES, mapped=mapped, newest=newest, sm_count=256)
+        for mapped, newest in ((False, False), (True, False), (False, True))
+    }
     rows = [{"unroll": unroll, "build": name, "shapes": {}} for name in BUILDS]
     for shape, (blocks, threads) in SHAPES.items():
         times: dict[str, list[float]] = {name: [] for name in BUILDS}
         for _ in range(LAUNCHES):
             for name, options in BUILDS.items():
-                arena = arenas[options.get("policy") == "live"]
+                arena = arenas[options.get("policy") == "live", options.get("keep") == "newest"]
                 function = prepared(kernel, name, options, arena, (blocks, threads))
                 values = (cycles.data_ptr(), sums.data_ptr(), TURNS, 1.0001)
                 types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_float)
