@@ -45,6 +45,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "mark_lane by one lane in four": {"policy": "packed"},
     "mark_lane, switched off": {"policy": "packed", "warps": tuple(range(32))},
     "mark without a handle": {"policy": "packed"},
+    "packed, keep newest": {"policy": "packed", "keep": "newest"},
 }
 MARKS = {  # else a phase
     "mark_lane": "rec.mark_lane(loop::turn)",
@@ -105,13 +106,16 @@ def measure(unroll: int) -> list[dict[str, Any]]:
     others = {name: CudaKernel(source, "run<true>", options=[*options, f"-DMARK={m}"]) for name, m in MARKS.items()}
     cycles = torch.zeros(132 * 20, dtype=torch.int64, device="cuda")
     sums = torch.zeros(132 * 640, device="cuda")
-    arenas = {mapped: Arena(CAPACITY_BYTES, mapped=mapped, sm_count=256) for mapped in (False, True)}
+    arenas = {
+        (mapped, newest): Arena(CAPACITY_BYTES, mapped=mapped, newest=newest, sm_count=256)
+        for mapped, newest in ((False, False), (True, False), (False, True))
+    }
     rows = [{"unroll": unroll, "build": name, "shapes": {}} for name in BUILDS]
     for shape, (blocks, threads) in SHAPES.items():
         times: dict[str, list[float]] = {name: [] for name in BUILDS}
         for _ in range(LAUNCHES):
             for name, chosen in BUILDS.items():
-                arena = arenas[chosen.get("policy") == "live"]
+                arena = arenas[chosen.get("policy") == "live", chosen.get("keep") == "newest"]
                 function = prepared(others.get(name, usual), name, chosen, arena, (blocks, threads))
                 values = (cycles.data_ptr(), sums.data_ptr(), TURNS, 1.0001)
                 types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_float)

@@ -34,7 +34,8 @@ CHOICES: dict[str, dict[str, int]] = {
     "warplens, switched off at run time": {"warp_mask": 0},
 }
 POLICIES = {"warplens, stream": "stream", "warplens, live": "live"}
-VARIANTS = ("clean", "warplens", *CHOICES, *POLICIES, *recorders.RIVALS, *recorders.ABLATIONS)
+NEWEST = "warplens, keep newest"
+VARIANTS = ("clean", "warplens", *CHOICES, *POLICIES, NEWEST, *recorders.RIVALS, *recorders.ABLATIONS)
 
 
 def checked(result: tuple[Any, ...]) -> Any:
@@ -156,7 +157,8 @@ class Warplens(Variant):
         work = self.workload
         self.chunks = work.launches * work.rows * work.warps
         capacity_bytes = layout.CONTROL_BYTES + 4 * self.chunks * layout.CHUNK_BYTES  # half of it is the pool
-        self.arena = Arena(capacity_bytes, mapped=self.record_options.policy == "live", sm_count=MAX_SMS)
+        mapped, newest = self.record_options.policy == "live", self.record_options.keep == "newest"
+        self.arena = Arena(capacity_bytes, mapped=mapped, newest=newest, sm_count=MAX_SMS)
         if self.choice:
             keeps = (self.choice.get("every_block", 1), self.choice.get("warp_mask", 1))
             self.chunks = -(-work.rows // keeps[0]) * work.launches * work.warps if keeps[1] else 0
@@ -186,6 +188,12 @@ class Warplens(Variant):
         if found != wanted:
             raise RuntimeError(f"warplens recorded {found}; expected {wanted}")
         return found
+
+
+class Newest(Warplens):
+    """A ring that keeps the newest events; it holds all launches, so nothing is written over."""
+
+    record_options = RecordOptions(keep="newest")
 
 
 class Chosen(Warplens):
@@ -276,6 +284,7 @@ def make_variant(name: str, workload: Workload, arch: str) -> Variant:
         "warplens": Warplens,
         **dict.fromkeys(CHOICES, Chosen),
         **dict.fromkeys(POLICIES, Streamed),
+        NEWEST: Newest,
         **dict.fromkeys(recorders.ABLATIONS, Ablated),
     }
     return kinds.get(name, Rival)(name, workload, arch)

@@ -2,9 +2,9 @@
 // warps have one tile less, leave the loop a round early, and never come to the barrier that the others wait at.
 #include <warplens/warplens.cuh>
 
-#define ADD_TILES_SITES(X)                     \
-  X(add, "add a tile", phase, "")              \
-  X(round, "barrier of the round", wait, "1")  \
+#define ADD_TILES_SITES(X)                      \
+  X(add, "add a tile", phase, "")               \
+  X(round, "barrier of the round", wait, "1")   \
   X(done, "barrier behind the loop", wait, "2") \
   X(store, "store", phase, "")
 

@@ -197,6 +197,16 @@ CURSOR_COUNT: Final = 1024
 CURSOR_STRIDE: Final = 32
 CONTROL_BYTES: Final = CONTROL_CURSORS + CURSOR_COUNT * CURSOR_STRIDE
 CONTROL_ALIGNMENT: Final = CURSOR_COUNT * CURSOR_STRIDE  # of the control block: an offset of a cursor is OR-ed in
+# Where the newest are kept, the chunks are a ring: a ticket of a cursor, modulo all chunks, is an index. Behind the
+# control block lies a state for each chunk, u32: STATE_FREE, STATE_OPEN while a warp writes it, else STATE_CLOSED + its
+# events. Losses are counted beside each cursor, u64 each, not in CONTROL_LOST_*: one address would hold up all warps.
+CONTROL_STATES: Final = CONTROL_BYTES
+STATE_BYTES: Final = 4
+STATE_FREE: Final = 0
+STATE_CLOSED: Final = 1
+STATE_OPEN: Final = 0xFFFFFFFF
+CURSOR_LOST_EVENTS: Final = 8  # bytes behind the cursor
+CURSOR_LOST_CHUNKS: Final = 16
 # Policy `live`: behind the chunks, an entry of four words for each warp that an SM can hold, by SM and %warpid: the
 # block's linear index + 1 (0 = none yet), the warp, the sequence of its last event and that event's record.
 LAST_WARPS: Final = 64

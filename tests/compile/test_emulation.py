@@ -25,6 +25,7 @@ from tests.emulation import (
     reference,
     run,
 )
+from warplens import layout
 from warplens.decode import Decoded
 from warplens.decode.corrections import measure
 from warplens.decode.flags import SpanFlag
@@ -38,7 +39,7 @@ COLUMNS = ("block", "warp", "sequence", "site", "depth", "start_cycles", "durati
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("emulation")
-    return cache(lambda policy, marks=1: build(policy, folder, marks))
+    return cache(lambda policy, marks=1, newest=False: build(policy, folder, marks, newest=newest))
 
 
 def spans(found: Decoded) -> list[tuple[Any, ...]]:
@@ -151,6 +152,88 @@ def test_what_does_not_fit_is_counted_to_the_event(policy: str, programs: Any) -
     assert lossy > 50
 
 
+def ring_cases(rng: random.Random, sizes: tuple[int, ...]) -> list[Case]:
+    """Launches of many warps into rings that hold a part of them."""
+    cases = [random_case(rng, chunks=rng.choice(sizes)) for _ in range(200)]
+    for case in cases:
+        case.newest, case.shared_chunks = True, 0
+    return cases
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_ring_that_holds_all_leaves_what_the_tests_own_encoder_says(policy: str, programs: Any) -> None:
+    cases = ring_cases(random.Random(11), (3000,))
+    for case, result in zip(cases, run(programs(policy, newest=True), cases), strict=True):
+        assert not result.faults
+        found, expected = decoded(case, result), decoded(case, reference(case))
+        assert result.lost_events == 0
+        assert spans(found) == spans(expected)
+        assert told(found) == told(expected)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_ring_loses_what_it_writes_over_and_counts_it_to_the_event(policy: str, programs: Any) -> None:
+    rng = random.Random(12)
+    cases = ring_cases(rng, (0, 1, 2, 3, 5, 8, 20))
+    for case in cases:  # some chunks are always open
+        case.stuck = rng.choice([0, 0, 1, 3]) if case.chunks else 0
+    turned = 0
+    for case, result in zip(cases, run(programs(policy, newest=True), cases), strict=True):
+        assert not result.faults
+        found, whole = decoded(case, result), decoded(case, reference(case))
+        assert int(found.launches["events"][0]) + result.lost_events == int(whole.launches["events"][0])
+        assert set(told(found)) - set(told(whole)) <= RING_DOUBTS
+        turned += result.lost_events > 0
+    assert turned > 50
+
+
+LOSSES = {"lost_events", "missing_warp", "gap", "no_end", "unwritten_chunk"}
+HALVES = {"unmatched_push", "unmatched_pop", "unmatched_start", "unmatched_end", "unmatched_id", "site_never_reached"}
+RING_DOUBTS = LOSSES | HALVES
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_ring_keeps_the_newest_chunks_whole_and_no_span_crosses_a_gap(policy: str, programs: Any) -> None:
+    cases = ring_cases(random.Random(13), (1, 2, 3, 5, 8, 20))
+    gaps = 0
+    for case, result in zip(cases, run(programs(policy, newest=True), cases), strict=True):
+        assert whole_spans(decoded(case, result)) <= whole_spans(decoded(case, reference(case)))
+        overwritten = [p for p in decoded(case, result).problems if p.kind == "gap"]
+        assert all("overwritten (keep=newest)" in p.text for p in overwritten)
+        gaps += len(overwritten)
+        written = result.chunks[:, [layout.WORD_BLOCK, layout.WORD_META]]
+        newest = max((int(block) * case.warps + int(meta) % 64 for block, meta in written), default=None)
+        assert newest == last_recorded(case)  # here warps run one after the other
+    assert gaps > 20
+
+
+def whole_spans(found: Decoded) -> set[tuple[Any, ...]]:
+    """Spans within one warp that were not cut, without their depth: behind a gap it counts from 0."""
+    names = [name for name in COLUMNS if name != "depth"]
+    sure = found.spans.flags & np.uint16(SpanFlag.UNENDED) == 0
+    if found.spans.id is not None:
+        sure &= ~found.spans.id.valid
+    return set(zip(*(np.asarray(getattr(found.spans, name))[sure].tolist() for name in names), strict=True))
+
+
+def last_recorded(case: Case) -> int | None:
+    """The number of the last warp that is recorded; None when none is."""
+    warps = range(len(case.programs))
+    chosen = [n for n in warps if case.warp_mask >> n % case.warps & 1 and n // case.warps % case.every == 0]
+    return chosen[-1] if chosen else None
+
+
+def test_few_warps_use_the_whole_ring(programs: Any) -> None:
+    steps = [Step("p", 1 + i % 8) for i in range(24 * 6000)]
+    case = Case([steps], chunks=3000, shared_chunks=0, newest=True).timed()
+    (result,) = run(programs("packed", newest=True), [case])
+    assert len(result.chunks) > 2900
+    sequences = np.sort(result.chunks[:, layout.WORD_SEQUENCE])
+    assert sequences[-1] >= 24 * 5999
+    assert (sequences >= 24 * 3000).mean() > 0.8  # what a ring with one cursor would hold
+    assert sequences.min() > 24 * 6000 - 24 * 3000 * 2
+
+
 MASKS = (0xFFFF, 0xFFFF0000, 1, 1 << 31, 0x00FFFF00)
 
 
@@ -227,6 +310,17 @@ def test_lanes_that_part_hang_nothing_and_write_nowhere_else(policy: str, progra
     for case, result in zip(cases, run(programs(policy), cases), strict=True):
         assert not result.faults
         decoded(case, result)  # takes it, whatever it is
+
+
+@pytest.mark.parametrize("policy", PARTING)
+def test_lanes_that_part_write_into_no_chunk_of_a_ring_that_is_not_theirs(policy: str, programs: Any) -> None:
+    rng = random.Random(14)
+    cases = [diverging_case(rng) for _ in range(400)]
+    for case in cases:
+        case.newest, case.chunks, case.stuck = True, rng.choice([1, 3, 40]), rng.choice([0, 1])
+    for case, result in zip(cases, run(programs(policy, newest=True), cases), strict=True):
+        assert not result.faults
+        decoded(case, result)
 
 
 def one_warp(programs: Any, *steps: Step) -> tuple[Result, Decoded]:

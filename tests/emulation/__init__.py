@@ -16,6 +16,7 @@ import numpy as np
 
 from tests.synthesis import BlockRecord, Clock, Event, Warp, calibration, detached, encode_warp, manifest
 from warplens import layout
+from warplens.capture.arena import ring_chunks
 from warplens.capture.compile import get_include
 from warplens.decode import Decoded, decode
 from warplens.decode.arrays import U32
@@ -27,6 +28,7 @@ FULL = 0xFFFFFFFF
 CLOCK = Clock(offset_cycles=8_000_000_000_000, cycles_per_ns=1.98)
 SITES = [(name, "phase", "") for name in "abcdefgh"]
 CODE_BITS = layout.code_bits(len(SITES))
+NEWEST = "-DWARPLENS_KEEP_NEWEST"
 POLICIES = {
     "packed": ["-DWARPLENS_POLICY=packed"],
     "counted": ["-DWARPLENS_POLICY=packed", "-DCOUNTED"],
@@ -89,6 +91,9 @@ class Case:
     seed: int = 1
     sms: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    newest: bool = False
+    stuck: int = 0
+    """Chunks of a ring that others have open all the time, at most: some may be chosen twice."""
 
     @property
     def warps(self) -> int:
@@ -115,18 +120,21 @@ class Result:
     faults: list[str]
 
 
-def build(policy: str, folder: Path, marks: int = 1) -> Path:
+def build(policy: str, folder: Path, marks: int = 1, *, newest: bool = False) -> Path:
     """The program for a storage policy, which takes each mark but a warp's first `marks` times.
+
+    With `newest` the chunks are a ring.
 
     "counted" is `packed` where the compiler counts the records, "untold" where it cannot say whether it does.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler, "no C++ compiler was found: apt install g++"
-    program = folder / f"emulation-{policy}-{marks}"
+    program = folder / f"emulation-{policy}-{marks}{'-newest' if newest else ''}"
     include = [f"-I{get_include()}", "-include", str(HERE / "device.h")]
     frames = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]  # operate() asks who called its caller
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-frame-address"]
-    options = ["-std=c++17", "-O0", *frames, *warnings, *POLICIES[policy], f"-DWARPLENS_MARKS={marks}", *include]
+    chosen = [*POLICIES[policy], f"-DWARPLENS_MARKS={marks}", *([NEWEST] if newest else [])]
+    options = ["-std=c++17", "-O0", *frames, *warnings, *chosen, *include]
     subprocess.run([compiler, *options, "-o", program, HERE / "warps.cpp"], check=True)
     return program
 
@@ -136,7 +144,7 @@ def run(program: Path, cases: list[Case]) -> list[Result]:
     lines = [str(len(cases))]
     for case in cases:
         choice = layout.choice(every_block=case.every, warp_mask=case.warp_mask)
-        head = case.seed, case.chunks, case.shared_chunks, *choice, case.blocks
+        head = case.seed, case.chunks, case.shared_chunks, case.stuck, *choice, case.blocks
         lines.append(" ".join(map(str, (*head, *case.threads, len(case.programs)))))
         for steps, sm, end in zip(case.programs, case.sms, case.ends, strict=True):
             lines.append(f"{len(steps)} {sm}")
@@ -145,11 +153,12 @@ def run(program: Path, cases: list[Case]) -> list[Result]:
     out = subprocess.run([program], input="\n".join(lines), capture_output=True, text=True, check=True, timeout=300)
     text = iter(out.stdout.splitlines())
     results = []
-    for _ in cases:
+    for case in cases:
         count, lost, faults = map(int, next(text).split())
         told = [next(text) for _ in range(faults)]
-        words = [next(text).split() for _ in range(count)]
-        results.append(Result(np.array(words, np.uint32).reshape(-1, 32), lost, told))
+        words = np.array([next(text).split() for _ in range(count)], np.uint32).reshape(-1, 33)
+        chunks = words[:, :32]
+        results.append(Result(ring_chunks(chunks, words[:, 32]) if case.newest else chunks, lost, told))
     return results
 
 
@@ -160,6 +169,7 @@ def facts(case: Case, lost_events: int = 0) -> dict[str, Any]:
     made = manifest(launches=[launch], sites=SITES, sm_count=8, set_name="emulation")
     after_ns = 20_000_000 + int((max(case.ends) - CLOCK.offset_cycles) / CLOCK.cycles_per_ns)
     around = [("before", 0), ("after", after_ns)]
+    made["keep"] = "newest" if case.newest else "oldest"
     return check({**made, "calibration": [calibration([CLOCK] * 8, when, t_ns) for when, t_ns in around]})
 
 

@@ -34,6 +34,8 @@ uint64_t globaltimer();
 __attribute__((noinline)) unsigned operate(Wait kind, unsigned mask, unsigned value, unsigned source);
 void store(uint64_t address, unsigned value);
 unsigned add(uint64_t address, unsigned value);
+unsigned exchange(uint64_t address, unsigned value);
+void store_state(uint64_t address, unsigned value);
 void least(uint64_t address, unsigned value);
 void count(uint64_t address, uint64_t value);
 extern unsigned char shared[];
@@ -141,6 +143,8 @@ inline u32 fetch_or_shared(u32 address, u32 value) {
   return old;
 }
 inline u32 fetch_add(u64 address, u32 value) { return emulated::add(address, value); }
+inline u32 exchange(u64 address, u32 value) { return emulated::exchange(address, value); }
+inline void store_released(u64 address, u32 value) { emulated::store_state(address, value); }
 inline void add_to_counter(u64 address, u64 value) { emulated::count(address, value); }
 inline void clamp_cursor(u64 address, u32 limit) { emulated::least(address, limit); }
 

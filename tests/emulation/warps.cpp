@@ -1,6 +1,7 @@
 // Runs programs of marks on the emulated device, one warp after the other, and prints what was written to the arena.
 // In (stdin): the number of cases; for each the arena, the launch, and a program a warp (read_case). Out: for each the
-// chunks handed out, the losses, and what must not happen: an access outside, a foreign chunk, lanes that wait forever.
+// chunks handed out, the losses, and what must not happen: an access outside, a foreign chunk, lanes that wait forever,
+// and of a ring (WARPLENS_KEEP_NEWEST) a store into a chunk that is not open.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 WARPLENS_SITES(emulation, a, b, c, d, e, f, g, h);
 
 namespace layout = warplens::detail::layout;
+using warplens::detail::kKeepNewest;
 using emulated::Wait;
 
 namespace emulated {
@@ -53,6 +55,7 @@ unsigned warp;
 std::vector<unsigned char> memory;
 uint64_t control;
 unsigned chunks;
+uint64_t chunks_at;  // behind the control block and the states
 std::map<uint64_t, uint64_t> owners;
 std::vector<std::string> faults;
 std::mt19937 random_bits;
@@ -97,13 +100,14 @@ unsigned char* at(uint64_t address, const char* what) {
 }
 void store(uint64_t address, unsigned value) {
   const uint64_t offset = address - control;
-  const uint64_t chunk = (offset - layout::kControlBytes) / layout::kChunkBytes;
-  if (offset >= layout::kControlBytes + static_cast<uint64_t>(chunks) * layout::kChunkBytes) {  // where warps last were
+  const uint64_t chunk = (offset - chunks_at) / layout::kChunkBytes;
+  if (offset >= chunks_at + static_cast<uint64_t>(chunks) * layout::kChunkBytes) {  // where warps last were
     std::memcpy(at(address, "store"), &value, 4);
     return;
   }
-  if (offset < layout::kControlBytes) return fault("store outside of the chunks");
+  if (offset < chunks_at) return fault("store outside of the chunks");
   const uint64_t self = static_cast<uint64_t>(block.x) << 8 | warp;
+  if (kKeepNewest && owners.count(chunk) == 0) return fault("store into a chunk that is not open");
   if (owners.emplace(chunk, self).first->second != self) fault("store into the chunk of another warp");
   std::memcpy(at(address, "store"), &value, 4);
 }
@@ -117,6 +121,19 @@ T change(uint64_t address, Change by) {
 }
 unsigned add(uint64_t address, unsigned value) {
   return change<unsigned>(address, [=](unsigned old) { return old + value; });
+}
+unsigned exchange(uint64_t address, unsigned value) {
+  const unsigned held = change<unsigned>(address, [=](unsigned) { return value; });
+  const uint64_t self = static_cast<uint64_t>(block.x) << 8 | warp;
+  if (held != layout::kStateOpen) owners.emplace((address - control - layout::kControlStates) / 4, self);
+  return held;
+}
+void store_state(uint64_t address, unsigned value) {
+  const auto owned = owners.find((address - control - layout::kControlStates) / 4);
+  const uint64_t self = static_cast<uint64_t>(block.x) << 8 | warp;
+  if (owned == owners.end() || owned->second != self) return fault("close of a chunk that is not the warp's own");
+  owners.erase(owned);
+  std::memcpy(at(address, "close"), &value, 4);
 }
 void least(uint64_t address, unsigned value) {
   change<unsigned>(address, [=](unsigned old) { return std::min(old, value); });
@@ -298,23 +315,51 @@ void run_warp() {
 unsigned& word(uint64_t offset) { return *reinterpret_cast<unsigned*>(memory.data() + offset); }
 unsigned& cursor(unsigned number) { return word(layout::kControlCursors + number * layout::kCursorStride); }
 
+// Index of each chunk that was handed out. Of a ring: that is not free.
+std::vector<unsigned> taken_chunks(unsigned shared_chunks) {
+  std::vector<unsigned> taken;
+  if (kKeepNewest) {
+    for (unsigned i = 0; i < chunks; ++i)
+      if (word(layout::kControlStates + layout::kStateBytes * i) != layout::kStateFree) taken.push_back(i);
+    return taken;
+  }
+  for (unsigned i = 0; i < layout::kCursorCount; ++i)
+    for (unsigned index = i; index < std::min(cursor(i), shared_chunks); index += layout::kCursorCount)
+      taken.push_back(index);
+  for (unsigned i = shared_chunks; i < std::min(word(layout::kControlPoolCursor), chunks); ++i) taken.push_back(i);
+  return taken;
+}
+
+unsigned lost_events() {
+  unsigned lost = word(layout::kControlLostEvents);
+  for (unsigned i = 0; kKeepNewest && i < layout::kCursorCount; ++i)
+    lost += word(layout::kControlCursors + i * layout::kCursorStride + layout::kCursorLostEvents);
+  return lost;
+}
+
 void run_case() {
-  unsigned seed, shared_chunks, choice[4];
+  unsigned seed, shared_chunks, stuck, choice[4];
   size_t programs;
-  std::cin >> seed >> chunks >> shared_chunks;
+  std::cin >> seed >> chunks >> shared_chunks >> stuck;
   for (unsigned& word : choice) std::cin >> word;
   std::cin >> grid.x >> threads_of_block.x >> threads_of_block.y >> threads_of_block.z >> programs;
   grid.y = grid.z = 1;
   random_bits.seed(seed);
   faults.clear(), owners.clear();
-  memory.assign(layout::kControlBytes + static_cast<size_t>(chunks) * layout::kChunkBytes + 8 +
-                    16 * layout::kLastWarps * layout::kLastBytes,
-                0);
+  chunks_at = layout::kControlBytes;
+  if (kKeepNewest) chunks_at += (chunks * layout::kStateBytes + 127ull) / 128 * 128;
+  const size_t behind = 8 + 16 * layout::kLastWarps * layout::kLastBytes;
+  memory.assign(chunks_at + static_cast<size_t>(chunks) * layout::kChunkBytes + behind, 0);
   control = 7ull << 40;
   word(layout::kControlPoolCursor) = shared_chunks;
   for (unsigned i = 0; i < layout::kCursorCount; ++i) cursor(i) = i;
+  for (unsigned i = 0; i < stuck; ++i) {  // chunks that another warp has open all the time
+    const unsigned index = random_bits() % chunks;
+    word(layout::kControlStates + layout::kStateBytes * index) = layout::kStateOpen;
+    owners[index] = ~0ull;
+  }
   for (unsigned i = 0; i < 4; ++i) word(layout::kControlChoice + 4 * i) = choice[i];
-  warplens_device = {control, control + layout::kControlBytes, shared_chunks, chunks};
+  warplens_device = {control, control + chunks_at, shared_chunks, chunks};
   const unsigned warps = (threads_of_block.x * threads_of_block.y * threads_of_block.z + 31) / 32;
   for (size_t number = 0; number < programs; ++number) {
     size_t steps;
@@ -330,17 +375,13 @@ void run_case() {
     if (warp == 0) std::fill(std::begin(shared), std::end(shared), 0x5a);
     run_warp();
   }
-  std::vector<unsigned> taken;
-  for (unsigned i = 0; i < layout::kCursorCount; ++i)
-    for (unsigned index = i; index < std::min(cursor(i), shared_chunks); index += layout::kCursorCount)
-      taken.push_back(index);
-  for (unsigned i = shared_chunks; i < std::min(word(layout::kControlPoolCursor), chunks); ++i) taken.push_back(i);
-  std::printf("%zu %u %zu\n", taken.size(), word(layout::kControlLostEvents), faults.size());
+  const std::vector<unsigned> taken = taken_chunks(shared_chunks);
+  std::printf("%zu %u %zu\n", taken.size(), lost_events(), faults.size());
   for (const std::string& text : faults) std::puts(text.c_str());
   for (unsigned index : taken) {
     for (unsigned i = 0; i < layout::kChunkWords; ++i)
-      std::printf("%u ", word(layout::kControlBytes + static_cast<uint64_t>(index) * layout::kChunkBytes + 4 * i));
-    std::puts("");
+      std::printf("%u ", word(chunks_at + static_cast<uint64_t>(index) * layout::kChunkBytes + 4 * i));
+    std::printf("%u\n", kKeepNewest ? word(layout::kControlStates + layout::kStateBytes * index) : 0u);
   }
 }
 

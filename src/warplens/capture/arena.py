@@ -50,21 +50,75 @@ def divide(capacity_bytes: int) -> tuple[int, int]:
     return chunks // 2 // layout.CURSOR_COUNT * layout.CURSOR_COUNT, chunks
 
 
+def divide_ring(capacity_bytes: int) -> tuple[int, int]:
+    """Chunks of a ring, and the bytes of their states, that fit `capacity_bytes` beside the control block.
+
+    Raises UsageError as `divide` does.
+    """
+    divide(capacity_bytes)
+    room = capacity_bytes - layout.CONTROL_BYTES
+    chunks = room // (layout.CHUNK_BYTES + layout.STATE_BYTES)
+    if chunks * layout.CHUNK_BYTES + _states_bytes(chunks) > room:  # by less than a chunk
+        chunks -= 1
+    return chunks, _states_bytes(chunks)
+
+
+def _states_bytes(chunks: int) -> int:
+    """Whole chunks, so that those behind stay aligned."""
+    return -(-chunks * layout.STATE_BYTES // layout.CHUNK_BYTES) * layout.CHUNK_BYTES
+
+
+def ring_chunks(chunks: NDArray[np.uint32], states: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """What a ring holds after its launch: of `chunks` (n, 32) those that were ever used, by the state of each.
+
+    One that is still open was not written to its end: its warp did not end. What it holds is the warp's own with the
+    policies `stream` and `live`; of the others it is what stood there before, and was counted as lost: zeros then.
+    """
+    used = states != layout.STATE_FREE
+    out: NDArray[np.uint32] = chunks[used]
+    stream = np.uint32(layout.ChunkFlag.STREAM << layout.META_FLAGS_SHIFT)
+    unwritten = (states[used] == layout.STATE_OPEN) & (out[:, layout.WORD_META] & stream == 0)
+    out[unwritten] = 0
+    return out
+
+
+def whole_chunks(chunks: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """A copy of those of `chunks` (n, 32) that have a header, while a kernel may write them.
+
+    A chunk of a ring loses its header before its records go, and gets the next one after they went. So one that has
+    the same header behind the copy as in front of it, but for flags, was not written over in between.
+    """
+    same = np.full(layout.HEADER_WORDS, 0xFFFFFFFF, np.uint32)
+    same[layout.WORD_META] = ~np.uint32(((1 << layout.META_FLAGS_BITS) - 1) << layout.META_FLAGS_SHIFT)
+    at = np.flatnonzero(chunks[:, layout.WORD_META])
+    before = chunks[at, : layout.HEADER_WORDS]
+    out = chunks[at]
+    changed = (before ^ chunks[at, : layout.HEADER_WORDS]) & same
+    whole: NDArray[np.uint32] = out[~changed.any(axis=1)]
+    return whole
+
+
 class Arena:
     """Control block in device memory, and chunks there or, with `mapped`, in host memory that the device writes to.
 
     Mapped, the host sees what is written at once (`look`), and a table of where warps last were follows the chunks.
+    With `newest` the chunks are a ring in which the oldest events make room; without, later events are lost.
     """
 
-    def __init__(self, capacity_bytes: int, *, mapped: bool = False, sm_count: int = 0) -> None:
-        self.capacity_bytes, self.mapped = capacity_bytes, mapped
-        self.shared_chunks, self.chunks = divide(capacity_bytes)
+    def __init__(self, capacity_bytes: int, *, mapped: bool = False, newest: bool = False, sm_count: int = 0) -> None:
+        self.capacity_bytes, self.mapped, self.newest = capacity_bytes, mapped, newest
+        self.states_bytes = 0
+        if newest:
+            self.shared_chunks = 0
+            self.chunks, self.states_bytes = divide_ring(capacity_bytes)
+        else:
+            self.shared_chunks, self.chunks = divide(capacity_bytes)
         chunk_bytes = self.chunks * layout.CHUNK_BYTES
-        room = layout.CONTROL_BYTES + layout.CONTROL_ALIGNMENT
+        room = layout.CONTROL_ALIGNMENT + layout.CONTROL_STATES + self.states_bytes
         self._memory = driver.DeviceMemory(room if mapped else room + chunk_bytes)
         self.address = -(-self._memory.address // layout.CONTROL_ALIGNMENT) * layout.CONTROL_ALIGNMENT
         self._host = None
-        self.chunks_address = self.address + layout.CONTROL_BYTES
+        self.chunks_address = self.address + layout.CONTROL_STATES + self.states_bytes
         if mapped:
             self._host = driver.HostMemory(chunk_bytes + sm_count * layout.LAST_WARPS * layout.LAST_BYTES)
             self.chunks_address = self._host.address
@@ -122,11 +176,13 @@ class Arena:
         Without `narrowed` every warp is recorded, and no choice can be made later; without `listed` none by a list of
         blocks or a window of launches.
         """
-        options = (
+        options: tuple[str, ...] = (
             f"-DWARPLENS_ARENA={self.address:#x}ull",
             f"-DWARPLENS_CHUNKS={self.chunks_address:#x}ull",
             f"-DWARPLENS_SHARED_CHUNKS={self.shared_chunks}u",
         )
+        if self.newest:
+            options = (*options, "-DWARPLENS_KEEP_NEWEST", f"-DWARPLENS_RING_CHUNKS={self.chunks}u")
         if not narrowed:
             return *options, "-DWARPLENS_ALL_RECORDED"
         return options if listed else (*options, "-DWARPLENS_STEPS_ONLY")
@@ -143,6 +199,9 @@ class Arena:
 
     def clear_cursors(self, stream: int) -> None:
         """Start again at the first chunk, ordered in `stream`; what was written stays until it is written over."""
+        if self.states_bytes:
+            states = self.address + layout.CONTROL_STATES
+            driver.call("cuMemsetD8Async", states, 0, self.states_bytes, stream, doing="clearing the arena")
         size = layout.CONTROL_BYTES - layout.CONTROL_FRESH
         address = self.address + layout.CONTROL_FRESH
         driver.call("cuMemcpyDtoDAsync", address, self._fresh.address, size, stream, doing="clearing the arena")
@@ -150,6 +209,8 @@ class Arena:
     def drain(self, stream: int) -> Drained:
         """Copy out what was written, after all that is in `stream`."""
         control = driver.copy_from_device(self.address, (layout.CONTROL_BYTES,), np.uint8, stream)
+        if self.newest:
+            return self._drain_ring(control, stream)
         lost_events, lost_chunks = (
             int(control[at : at + 8].view("<u8")[0]) for at in (layout.CONTROL_LOST_EVENTS, layout.CONTROL_LOST_CHUNKS)
         )
@@ -170,6 +231,20 @@ class Arena:
         written = np.arange(depth)[:, None] < taken[None, :]
         return Drained(np.concatenate([shared_out[written], others]), lost_events, lost_chunks)
 
+    def _drain_ring(self, control: NDArray[np.uint8], stream: int) -> Drained:
+        size = layout.CURSOR_COUNT * layout.CURSOR_STRIDE
+        beside = control[layout.CONTROL_CURSORS :][:size].view("<u8").reshape(layout.CURSOR_COUNT, -1)
+        lost_events, lost_chunks = (
+            int(beside[:, at // 8].sum()) for at in (layout.CURSOR_LOST_EVENTS, layout.CURSOR_LOST_CHUNKS)
+        )
+        states = driver.copy_from_device(self.address + layout.CONTROL_STATES, (self.chunks,), "<u4", stream)
+        depth = int(np.flatnonzero(states)[-1]) + 1 if states.any() else 0
+        if self._host is not None:
+            chunks = self._host.words[: depth * layout.CHUNK_WORDS].reshape(-1, layout.CHUNK_WORDS)
+        else:
+            chunks = driver.copy_from_device(self.chunks_address, (depth, layout.CHUNK_WORDS), "<u4", stream)
+        return Drained(ring_chunks(chunks, states[:depth]), lost_events, lost_chunks)
+
     def look(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """What mapped chunks hold at this moment, (n, 32), and where warps last were, (warps, 4): layout.py says how.
 
@@ -180,4 +255,5 @@ class Arena:
         split = self.chunks * layout.CHUNK_WORDS
         chunks = self._host.words[:split].reshape(-1, layout.CHUNK_WORDS)
         last = self._host.words[split:].reshape(-1, layout.LAST_BYTES // 4).copy()
-        return chunks[chunks[:, layout.WORD_META] != 0].copy(), last[last[:, 0] != 0]
+        found = whole_chunks(chunks) if self.newest else chunks[chunks[:, layout.WORD_META] != 0].copy()
+        return found, last[last[:, 0] != 0]

@@ -14,6 +14,7 @@ from typing import Any, Final
 from warplens.errors import UsageError
 
 POLICIES: Final = ("auto", "packed", "staged", "stream", "live")
+KEEPS: Final = ("oldest", "newest")
 _LEAST: Final = {
     "rounds": 0,
     "warmup": 0,
@@ -47,6 +48,8 @@ class RecordOptions:
     - cooperative: launch cooperatively.
     - stream: a stream (torch, CuPy, int or with __cuda_stream__); None is the legacy default stream.
     - capacity_bytes: memory for records. What does not fit is counted as lost.
+    - keep: which records stay where they do not all fit: the "oldest", of the kernel's begin, or the "newest", of its
+      end, which costs more. Lost records are counted to the event either way.
     - policy: how records are kept until they are written: "auto" is "packed" for blocks of whole warps and "staged" for
       others, and another where it would leave fewer blocks on an SM or spill; "stream" writes each event at once;
       "live" does so to host memory, where it outlives a hang or a crash, and makes the launch that is kept before all
@@ -76,6 +79,7 @@ class RecordOptions:
     cooperative: bool = False
     stream: Any = None
     capacity_bytes: int = 256 << 20
+    keep: str = "oldest"
     policy: str = "auto"
     timeout_s: float | None = None
     every_block: int = 1
@@ -101,6 +105,8 @@ class RecordOptions:
             raise UsageError(f"policy is {self.policy!r}: expected one of {', '.join(POLICIES)}")
         if not (self.loops is None or isinstance(self.loops, bool)):
             raise UsageError(f"loops is {self.loops!r}: expected True, False or None")
+        if self.keep not in KEEPS:
+            raise UsageError(f"keep is {self.keep!r}: expected one of {', '.join(KEEPS)}")
         self._check_timeout()
         for name, example in (("warps", "(0, 1)"), ("blocks", "(0, 7)")):
             numbers = getattr(self, name)

@@ -48,15 +48,14 @@ class Session:
         self.kernel, self.options = kernel, options
         self.grid, self.block = shape
         self.stream = stream_handle(options.stream)
-        self.live = mapped = options.policy == "live"
+        self.live = options.policy == "live"
         self.kept: list[Drained] = []
-        if kernel._arena is None or (kernel._arena.capacity_bytes, kernel._arena.mapped) != (
-            options.capacity_bytes,
-            mapped,
-        ):
+        wanted = options.capacity_bytes, self.live, options.keep == "newest"
+        arena = kernel._arena
+        if arena is None or (arena.capacity_bytes, arena.mapped, arena.newest) != wanted:
             sm_count = driver.attribute(kernel._device, "MULTIPROCESSOR_COUNT")
-            kernel._arena = Arena(options.capacity_bytes, mapped=mapped, sm_count=sm_count)
-        self.arena = kernel._arena
+            arena = Arena(wanted[0], mapped=wanted[1], newest=wanted[2], sm_count=sm_count)
+        self.arena = kernel._arena = arena
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
         if options.blocks and max(options.blocks) >= blocks:
             raise UsageError(f"block {max(options.blocks)} is to be recorded: the grid {self.grid} has {blocks} blocks")
@@ -350,6 +349,7 @@ class Session:
             "host": platform.node() if options.host else None,
             "command": sys.argv if options.command else None,
             "policy": self.entry["policy"],
+            "keep": options.keep,
             "capacity_bytes": options.capacity_bytes,
             "device": self.facts,
             "site_sets": self.kernel.site_sets,

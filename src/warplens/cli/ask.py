@@ -113,7 +113,8 @@ def _facts(file: Path, manifest: dict[str, Any]) -> list[tuple[str, str]]:
             facts.append((key, str(manifest[key])))
     if manifest.get("command"):
         facts.append(("command", " ".join(str(word) for word in manifest["command"])))
-    facts.append(("policy", f"{manifest.get('policy')}, {byte_size(manifest.get('capacity_bytes') or 0)} of buffers"))
+    room = f"{byte_size(manifest.get('capacity_bytes') or 0)} of buffers, keep {manifest.get('keep') or 'oldest'}"
+    facts.append(("policy", f"{manifest.get('policy')}, {room}"))
     for sites in manifest.get("site_sets") or []:
         names = ", ".join(str(s.get("name")) for s in sites.get("sites") or [])
         facts.append(("sites", f"{sites.get('name')}: {names}"))

@@ -12,7 +12,7 @@ import numpy as np
 from warplens import layout
 from warplens.decode.arrays import I64
 from warplens.decode.chunks import Chunks
-from warplens.decode.manifest import blocks_of, warps_of
+from warplens.decode.manifest import blocks_of, overwrites, warps_of
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.times import BlockRecords
 from warplens.layout import ChunkFlag
@@ -34,10 +34,12 @@ def tell_launches(
     elif not manifest["complete"]:
         text = "the recording did not end in order (crash, time-out or kill): only whole launches are here"
         problems.add(Problem("incomplete_file", 1, "loss", text))
+    newest = manifest["keep"] == "newest"
     for launch, entry in enumerate(manifest["launches"]):
         if entry["lost_events"]:
             lost, in_chunks = entry["lost_events"], entry["lost_chunks"]
-            text = f"{lost} records in {in_chunks} chunks found no space: raise the capacity or record fewer blocks"
+            how = "were overwritten (keep=newest) or found no space" if newest else "found no space"
+            text = f"{lost} records in {in_chunks} chunks {how}: raise the capacity or record fewer blocks"
             problems.add(Problem("lost_events", lost, "loss", text, launch))
         # Where nothing else came and nothing was lost the kernel has no recorder: no warp must leave anything.
         without_recorder = not arrived[launch] and detached[launch] and not entry["lost_events"]
@@ -46,6 +48,8 @@ def tell_launches(
             missing = expected - int(arrived[launch])
             severity: Severity = "loss"
             text = f"{missing} of {expected} warps left no record{_first_missing(chunks, launch, entry)}"
+            if overwrites(manifest, launch):
+                text += ", or all of theirs were overwritten (keep=newest)"
             if stopped is not None and launch == len(manifest["launches"]) - 1:
                 severity, text = "note", f"{text}: they had not begun, or had come to no mark"
             problems.add(Problem("missing_warp", missing, severity, text, launch))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from warplens import layout
 from warplens.decode import streams
 from warplens.decode.arrays import I64, U32, Bool
-from warplens.decode.manifest import blocks_of, warps_of
+from warplens.decode.manifest import blocks_of, overwrites, warps_of
 from warplens.decode.problems import Problem, Problems
 from warplens.layout import ChunkFlag
 
@@ -143,7 +143,7 @@ def read_chunks(
     if len(row) < len(launch):
         head, launch = head[:, row], launch[row]
     chunks = _columns(row, head, launch, shape)
-    return words, _count_lost(_drop_duplicates(chunks, problems), problems), lone
+    return words, _count_lost(_drop_duplicates(chunks, problems), manifest, problems), lone
 
 
 def _headers(words: U32) -> U32:
@@ -312,17 +312,23 @@ def _drop_duplicates(chunks: Chunks, problems: Problems) -> Chunks:
     return chunks.take(~twice)
 
 
-def _count_lost(chunks: Chunks, problems: Problems) -> Chunks:
+def _count_lost(chunks: Chunks, manifest: dict[str, Any], problems: Problems) -> Chunks:
     chunks.lost[:] = chunks.sequence
     if not chunks.single:
         chunks.lost[1:] -= np.where(chunks.first_of_warp[1:], 0, (chunks.sequence + chunks.count)[:-1])
     gaps = chunks.lost > 0
-    if gaps.any():
-        at = chunks.take(gaps)
+    if not gaps.any():
+        return chunks
+    by_newer = np.array([overwrites(manifest, launch) for launch in range(len(manifest["launches"]))], np.bool_)
+    for overwritten, text in (
+        (False, "records of the warp are missing before this one"),
+        (True, "records of the warp before this one were overwritten (keep=newest)"),
+    ):
+        at = chunks.take(gaps & (by_newer[chunks.launch] == overwritten))
         problems.places(
             "gap",
             "loss",
-            "records of the warp are missing before this one",
+            text,
             launch=at.launch,
             block=at.block,
             warp=at.warp,

@@ -69,6 +69,16 @@ def warps_of(launch: dict[str, Any]) -> int:
     return -(-int(math.prod(launch["block"])) // 32)
 
 
+def overwrites(manifest: dict[str, Any], launch: int) -> bool:
+    """Whether what is missing of a launch was written over by what came later (`keep` is "newest").
+
+    The manifest may be one that capture is still making: keys that have a default may be absent.
+    """
+    lost = manifest["launches"][launch]["lost_events"] > 0
+    stopped = manifest.get("stopped") is not None and launch == len(manifest["launches"]) - 1  # then nobody counted
+    return manifest.get("keep") == "newest" and (lost or stopped)
+
+
 def _version(version: Any, where: str) -> None:
     known = ".".join(map(str, layout.FORMAT_VERSION))
     if not (isinstance(version, list) and len(version) == 2 and all(_is_int(v) and v >= 0 for v in version)):
@@ -196,6 +206,14 @@ def _text(value: Any, path: str) -> None:
         raise FormatError(f"{path}: expected a text that UTF-8 can hold, found {_show(value)}") from error
 
 
+def _one_of(*texts: str) -> Check:
+    def run(value: Any, path: str) -> None:
+        if value not in texts:
+            raise FormatError(f"{path}: expected one of {_show(list(texts))}, found {_show(value)}")
+
+    return run
+
+
 _flag = _of(bool, "true or false")
 _u32 = _int(0, (1 << 32) - 1)
 _u64 = _int(0, (1 << 64) - 1)
@@ -236,6 +254,7 @@ _MANIFEST: Final = _object(
     host=_nullable(_text),
     command=_nullable(_list(_text)),
     policy=_text,
+    keep=_one_of("oldest", "newest"),
     capacity_bytes=_nullable(_u64),
     device=_nullable(_object()),
     clock_state=_nullable(_object()),
@@ -318,6 +337,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "host": None,
     "command": None,
     "policy": "packed",
+    "keep": "oldest",
     "capacity_bytes": None,
     "device": None,
     "clock_state": None,

@@ -196,7 +196,9 @@ def _losses_and_problems(trace: Trace, launch: int | None) -> list[TrustLine]:
     if lost_events or lost_chunks:
         share = 100 * lost_events / max(events + lost_events, 1)
         lost = f"{counted(lost_events, 'event')} lost ({share:.2g} % of all)"
-        text = f"{lost}, {counted(lost_chunks, 'chunk')} found no space: raise the capacity or record fewer blocks"
+        newest = trace.manifest.get("keep") == "newest"
+        how = "overwritten by newer ones or without space (keep=newest)" if newest else "found no space"
+        text = f"{lost}, {counted(lost_chunks, 'chunk')} {how}: raise the capacity or record fewer blocks"
         lines = [TrustLine("losses", "BAD", text)]
     elif trace.manifest.get("stopped") and launch in (None, trace.launches["launch"].max()):
         text = f"not known: the kernel was stopped before its count could be read; {counted(events, 'event')} are here"

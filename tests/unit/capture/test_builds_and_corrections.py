@@ -33,9 +33,6 @@ class FakeBuild:
     def allow_shared_bytes(self, shared_bytes: int) -> None:
         self.allowed_shared_bytes = shared_bytes
 
-    def allow_shared_bytes(self, size_bytes: int) -> None:
-        assert size_bytes == 0
-
     def resources(self, threads: int, shared_bytes: int) -> dict[str, int]:
         blocks = REGISTERS // (threads * self.registers)
         if self.shared_bytes:

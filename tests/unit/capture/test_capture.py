@@ -90,7 +90,7 @@ def test_options_are_checked_by_name_and_value() -> None:
     assert RecordOptions().warp_mask == 0xFFFFFFFF
     with pytest.raises(errors.UsageError, match=r"'round'.*rounds"):
         RecordOptions.of({"round": 3})
-    for bad in ({"rounds": -1}, {"launches": 0}, {"every_block": 0}, {"warps": (32,)}):
+    for bad in ({"rounds": -1}, {"launches": 0}, {"every_block": 0}, {"warps": (32,)}, {"keep": "all"}):
         with pytest.raises(errors.UsageError):
             RecordOptions.of(bad)
 

@@ -170,6 +170,7 @@ def test_plot_takes_a_site_and_a_second_file(good: Path, lossy: Path, tmp_path: 
 
 def test_info_says_what_the_file_is(good: Path) -> None:
     text = run("info", good).stdout
+    assert "of buffers, keep oldest" in text
     for expected in ("NVIDIA H200", "132" if "132" in text else "4 SMs", "rmsnorm_fwd<true>", "tables/spans.parquet"):
         assert expected in text
     facts = json.loads(run("info", good, "--json").stdout)

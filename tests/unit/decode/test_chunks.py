@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.synthesis import BlockRecord, Event, Warp, encode_warp, fake_recording, manifest
 from warplens import layout
 from warplens.decode import Decoded, decode
+from warplens.decode.flags import SpanFlag
 from warplens.decode.manifest import check
+from warplens.errors import FormatError
 from warplens.layout import ChunkFlag, Control, Verb
 
 MEMBER = "records/000000.u32"
@@ -94,6 +97,55 @@ def test_losses_counted_on_the_device_are_told_exactly() -> None:
     decoded = decode_chunks(encode_warp(EVENTS, Warp()), {"lost_events": 123_456_789_012, "lost_chunks": 7})
     lost = next(p for p in decoded.problems if p.kind == "lost_events")
     assert (lost.count, lost.severity, lost.launch) == (123_456_789_012, "loss", 0)
+
+
+def newest(chunks: Any, *launches: dict[str, Any], **facts: Any) -> Decoded:
+    made = manifest(launches=launches or [{}], sm_count=4) | {"keep": "newest"} | facts
+    return decode(check(made), {MEMBER: np.asarray(chunks, np.uint32).reshape(-1, 32)})
+
+
+LONG = [Event(Verb.PHASE, 1000 + 100 * i, 1 + i % 2) for i in range(10)] + [Event(Control.END, 2050)]
+
+
+def test_what_a_ring_wrote_over_is_told_as_overwritten_by_warp_and_count() -> None:
+    warps = [encode_warp(LONG, Warp(warp=warp, slots=2)) for warp in range(3)]  # five chunks each
+    kept = [warps[0][3:], warps[1][1:], warps[2]]
+    launch = {"block": [128, 1, 1], "lost_events": 6 + 2 + 10, "lost_chunks": 9}
+    decoded = newest(np.concatenate(kept), launch)
+    gaps = [p for p in decoded.problems if p.kind == "gap"]
+    assert [(p.warp, p.sequence, p.count, p.severity) for p in gaps] == [(0, 6, 6, "loss"), (1, 2, 2, "loss")]
+    assert all("overwritten (keep=newest)" in p.text for p in gaps)
+    texts = {p.kind: p.text for p in decoded.problems}
+    assert "18 records in 9 chunks were overwritten (keep=newest)" in texts["lost_events"]
+    assert "1 of 4 warps left no record" in texts["missing_warp"]
+    assert "overwritten (keep=newest)" in texts["missing_warp"]
+    assert decoded.spans.sequence.tolist() == [*range(6, 10), *range(2, 10), *range(10)]
+
+
+def test_a_span_does_not_reach_over_what_a_ring_wrote_over() -> None:
+    chunks = np.delete(encode_warp(LONG, Warp(slots=2)), [1, 2], axis=0)
+    decoded = newest(chunks, {"lost_events": 4, "lost_chunks": 2})
+    assert decoded.spans.sequence.tolist() == [0, 1, 6, 7, 8, 9]
+    assert decoded.spans.duration_cycles.tolist() == [100, 0, 100, 100, 100, 150]
+    assert decoded.spans.flags.tolist() == [0, int(SpanFlag.UNENDED), int(SpanFlag.AFTER_GAP), 0, 0, 0]
+
+
+def test_a_gap_in_a_ring_that_lost_nothing_is_told_as_missing() -> None:
+    chunks = encode_warp(LONG, Warp(slots=2))[1:]
+    assert "missing" in next(p.text for p in newest(chunks).problems if p.kind == "gap")
+
+
+def test_of_a_stopped_launch_nobody_counted_what_a_ring_wrote_over() -> None:
+    stopped = {"why": "it had not ended by the time-out", "after_s": 1.0, "last": []}
+    decoded = newest(encode_warp(LONG, Warp(slots=2))[1:], stopped=stopped, complete=False)
+    assert "overwritten (keep=newest)" in next(p.text for p in decoded.problems if p.kind == "gap")
+
+
+@pytest.mark.parametrize("keep", ["youngest", None, 1, []])
+def test_a_manifest_keeps_the_oldest_or_the_newest(keep: Any) -> None:
+    assert check(manifest(launches=[{}]))["keep"] == "oldest"
+    with pytest.raises(FormatError, match=r"manifest\.keep"):
+        check(manifest(launches=[{}]) | {"keep": keep})
 
 
 def test_flags_of_chunks_become_problems_of_their_warp() -> None:

@@ -136,6 +136,13 @@ def test_all_is_well_takes_one_line_and_what_is_bad_stands_first() -> None:
     assert "5 events lost" in lines[1]
 
 
+def test_losses_of_a_ring_say_that_newer_records_took_their_place() -> None:
+    trace = fake.doubtful()
+    assert "keep=newest" not in printed(summary(trace), width=200)
+    trace.manifest["keep"] = "newest"
+    assert "overwritten by newer ones or without space (keep=newest)" in printed(summary(trace), width=200)
+
+
 def test_loss_doubt_and_silence_are_said_in_words() -> None:
     text = printed(summary(fake.doubtful()), width=200)
     assert "1 warp has no end" in text

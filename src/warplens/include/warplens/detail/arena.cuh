@@ -1,4 +1,5 @@
-// Space for chunks: 1024 cursors with a share of the arena each, and a pool for those whose share is spent.
+// Space for chunks: 1024 cursors with a share of the arena each, and a pool for those whose share is spent. Or, where the
+// newest are kept, a ring: 1024 cursors deal out tickets, and a chunk that was closed is written over.
 // In: the descriptor that the host wrote into the module. Out: addresses of chunks, counts of what was lost.
 // Every address lies inside of the arena; nothing here waits for another warp.
 #ifndef WARPLENS_DETAIL_ARENA_CUH
@@ -32,6 +33,17 @@ constexpr bool kArenaKnown = false;
 __device__ __forceinline__ u64 control_address() { return warplens_device.control; }
 __device__ __forceinline__ u64 chunks_address() { return warplens_device.arena; }
 __device__ __forceinline__ u32 shared_chunks() { return warplens_device.shared_chunks; }
+#endif
+// A ring: known to the compiler, so that who keeps the oldest pays nothing for it.
+#ifdef WARPLENS_KEEP_NEWEST
+constexpr bool kKeepNewest = true;
+#else
+constexpr bool kKeepNewest = false;
+#endif
+#if defined(WARPLENS_ARENA) && defined(WARPLENS_KEEP_NEWEST)
+__device__ __forceinline__ u32 ring_chunks() { return WARPLENS_RING_CHUNKS; }
+#else
+__device__ __forceinline__ u32 ring_chunks() { return warplens_device.chunks; }
 #endif
 #ifdef WARPLENS_ALL_RECORDED
 constexpr bool kAllRecorded = true;
@@ -122,20 +134,28 @@ struct Choice {
 
 // Where a warp asks: neighbouring warps at different cursors, since one address serves about one request a
 // nanosecond. The low five bits of the thread's number fall away, so that the warp's number need not be worked out.
-__device__ __forceinline__ u32 cursor_offset() {
+// In a ring a warp goes from cursor to cursor with `sequence`, that of its chunk (multiplicative hashing: Knuth, The Art
+// of Computer Programming, volume 3, section 6.4), so that few warps too turn the whole ring, and evenly.
+__device__ __forceinline__ u32 cursor_offset(u32 sequence) {
   constexpr u32 kMask = layout::kCursorCount * layout::kCursorStride - layout::kCursorStride;
-  return (linear_block() * (33u * layout::kCursorStride) + linear_thread()) & kMask;
+  const u32 step = kKeepNewest ? (sequence * 0x9e3779b9u >> 22) * layout::kCursorStride : 0u;
+  return (linear_block() * (33u * layout::kCursorStride) + linear_thread() + step) & kMask;
 }
 
-__device__ __forceinline__ u64 cursor_address() {
-  return (control_address() | cursor_offset()) + layout::kControlCursors;  // the control block is aligned to 32 KiB
+__device__ __forceinline__ u64 cursor_address(u32 sequence) {
+  // the control block is aligned to 32 KiB
+  return (control_address() | cursor_offset(sequence)) + layout::kControlCursors;
 }
 
 static_assert(layout::kCursorCount * layout::kCursorStride <= layout::kControlAlignment,
               "an offset of a cursor fits below the control block's alignment");
+static_assert(layout::kCursorCount == 1u << (32 - 22), "what is left of a sequence's hash names a cursor");
 
-// Asks for a chunk without waiting for the answer: its index. Call it in one lane.
-__device__ __forceinline__ u32 ask_for_chunk() { return fetch_add(cursor_address(), layout::kCursorCount); }
+// Asks for a chunk without waiting for the answer: its index, or in a ring a ticket. Call it in one lane. `sequence` is
+// that of the chunk's first record.
+__device__ __forceinline__ u32 ask_for_chunk(u32 sequence) {
+  return fetch_add(cursor_address(sequence), layout::kCursorCount);
+}
 
 __device__ __forceinline__ u64 chunk_address(u32 index) {
   return chunks_address() + static_cast<u64>(index) * layout::kChunkBytes;
@@ -144,21 +164,61 @@ __device__ __forceinline__ u64 chunk_address(u32 index) {
 // The table of where warps last were lies behind the chunks.
 __device__ __forceinline__ u64 last_address() { return chunk_address(warplens_device.chunks); }
 
+__device__ __forceinline__ void count_lost(u32 events) {
+  const u64 beside = cursor_address(0);
+  const u64 control = control_address();
+  add_to_counter(kKeepNewest ? beside + layout::kCursorLostEvents : control + layout::kControlLostEvents, events);
+  add_to_counter(kKeepNewest ? beside + layout::kCursorLostChunks : control + layout::kControlLostChunks, 1u);
+}
+
+__device__ __forceinline__ u64 state_address(u32 index) {
+  return control_address() + layout::kControlStates + static_cast<u64>(index) * layout::kStateBytes;
+}
+
+// Chunks of a ring that a warp tries, from its ticket's on; one is skipped that another warp is writing.
+constexpr u32 kTries = 4;
+
+// The chunk of a ring that a ticket names, or one behind it; 0 when all of them are being written. It stays open, and
+// nobody else's, until `close_chunk`. Call it in one lane.
+// An exchange with "open" changes nothing where the chunk is open already. No acquire goes with it: nothing is read of
+// the chunk, and no store is made before what decides about it is there; an acquire would empty the first-level cache.
+__device__ __forceinline__ u64 take_chunk(u32 ticket) {
+  const u32 chunks = ring_chunks();
+  if (chunks == 0) return 0;
+  u32 index = ticket % chunks;
+  u32 held = exchange(state_address(index), layout::kStateOpen);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (u32 tried = 1; tried < kTries; ++tried) {  // no loop is left of it: see write_unusual in packed.cuh
+    if (held == layout::kStateOpen) {
+      index = index + 1 < chunks ? index + 1 : 0;
+      held = exchange(state_address(index), layout::kStateOpen);
+    }
+  }
+  if (held == layout::kStateOpen) return 0;
+  if (held != layout::kStateFree) count_lost(held - layout::kStateClosed);
+  return chunk_address(index);
+}
+
+// In a ring: the chunk is whole, and may be written over; its events are lost then. Call it in the lane that found it,
+// behind a __syncwarp where others stored too.
+__device__ __forceinline__ void close_chunk(u64 chunk, u32 events) {
+  if (!kKeepNewest) return;
+  store_released(state_address(low((chunk - chunks_address()) / layout::kChunkBytes)), layout::kStateClosed + events);
+}
+
 // Where the chunk lies that a cursor answered with, or one of the rest; 0 when no space is left. Call it in one lane.
-__device__ __forceinline__ u64 find_address(u32 index) {
+__device__ __forceinline__ u64 find_address(u32 index, u32 sequence) {
+  if (kKeepNewest) return take_chunk(index);
   if (index < shared_chunks()) return chunk_address(index);
   const u64 rest_cursor = control_address() + layout::kControlPoolCursor;
   const u32 other = fetch_add(rest_cursor, 1u);
   // Cursors that ran over are set back, or they would wrap to 0 after 2^32 requests.
-  clamp_cursor(cursor_address(), shared_chunks() + cursor_offset() / layout::kCursorStride);
+  clamp_cursor(cursor_address(sequence), shared_chunks() + cursor_offset(sequence) / layout::kCursorStride);
   if (other < warplens_device.chunks) return chunk_address(other);
   clamp_cursor(rest_cursor, warplens_device.chunks);
   return 0;
-}
-
-__device__ __forceinline__ void count_lost(u32 events) {
-  add_to_counter(control_address() + layout::kControlLostEvents, events);
-  add_to_counter(control_address() + layout::kControlLostChunks, 1u);
 }
 
 __device__ __forceinline__ u32 chunk_meta(u32 warp, u32 sm, u32 count, u32 flags) {

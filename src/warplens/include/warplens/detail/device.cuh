@@ -242,6 +242,17 @@ __device__ __forceinline__ u32 fetch_add(u64 address, u32 value) {
   return old;
 }
 
+__device__ __forceinline__ u32 exchange(u64 address, u32 value) {
+  u32 old;
+  asm volatile("atom.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+  return old;
+}
+
+// Whoever sees this value sees all that was stored before it too, on this GPU.
+__device__ __forceinline__ void store_released(u64 address, u32 value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ void add_to_counter(u64 address, u64 value) {
   asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }

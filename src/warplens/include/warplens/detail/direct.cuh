@@ -5,6 +5,7 @@
 // In: codes, ids and payloads of marks. Out: chunks with the flag STREAM: the header, whose base is the clock of the
 // chunk's begin, is written first; records follow, and a word of zeros is not written yet. A warp's end is a record.
 // Takes warps of any size; the lowest lane that is there when a chunk begins writes, and speaks for the warp.
+// In a ring a chunk is open, and written over by nobody, until its warp begins the next one or ends.
 #ifndef WARPLENS_DETAIL_DIRECT_CUH
 #define WARPLENS_DETAIL_DIRECT_CUH
 
@@ -25,6 +26,28 @@ struct Place {
   u32 launch;
 };
 
+// What a chunk of a ring held goes: the header first, so that who looks while the kernel runs takes no part of it for the
+// new one's, and then the records, of which a word of zeros is not written yet.
+template <bool kLive>
+__device__ __forceinline__ void empty_chunk(u64 chunk) {
+  store_words(chunk, 0, 0, 0, 0);
+  if (kLive) fence_system();
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (u32 word = 4; word < layout::kChunkWords; word += 4u) store_words(chunk + 4u * word, 0, 0, 0, 0);
+  if (kLive) fence_system();
+}
+
+// The chunk that `place` is in, in the lane that writes it, has all its events.
+template <bool kLive>
+__device__ __forceinline__ void leave_chunk(const Place& place, u32 events) {
+  if (!kKeepNewest) return;
+  const u64 behind = static_cast<u64>(place.high) << 32 | place.low;  // of a full chunk its end
+  if (kLive) fence_system();
+  close_chunk((behind - 4u) & ~static_cast<u64>(layout::kChunkBytes - 1u), events);
+}
+
 // A chunk's header, by the lowest lane of those that are there. `events` stood in the chunk before. One function that
 // calls no other: see write_chunk in packed.cuh.
 template <u32 kCodeBits, bool kLive>
@@ -36,15 +59,18 @@ __device__ __noinline__ Place open_chunk(Place before, u64 now, u32 sequence, u3
     place.on = chosen.recorded;
     place.launch = kAllRecorded ? low(read_gridid()) : chosen.launch;
   }
+  if (kKeepNewest && before.high != 0) leave_chunk<kLive>(before, events);
   const u32 active = __activemask();
   place.low = place.high = 0;
   place.writes = place.on && linear_thread() % 32u == static_cast<u32>(__ffs(active) - 1);
   if (!place.writes) return place;
   if (before.writes && before.high == 0 && events != 0) count_lost(events);
-  const u64 chunk = find_address(ask_for_chunk());
+  const u64 chunk = find_address(ask_for_chunk(sequence), sequence);
   if (chunk == 0) return place;
+  if (kKeepNewest) empty_chunk<kLive>(chunk);
   store_word(chunk + 4u * layout::kWordBaseLow, low(now));
   store_word(chunk + 4u * layout::kWordBaseHigh, high(now));
+  if (kKeepNewest && kLive) fence_system();
   const u32 threads = blockDim.x * blockDim.y * blockDim.z - linear_warp() * 32u;
   const u32 whole = threads >= 32u ? kFullMask : (1u << threads) - 1u;
   const u32 flags = layout::kFlagStream | (active == whole ? 0u : layout::kFlagPartial);
@@ -92,7 +118,15 @@ class Direct {
       if (place_.writes && events_ > 1u) count_lost(events_ - 1u);
       return;
     }
-    if (linear_warp() != 0) return;
+    if (linear_warp() == 0) end_block();
+    leave_chunk<kLive>(place_, events_ - 1u);
+  }
+
+ private:
+  // Two clocks whose epochs differ by at most one lie less than what a record can tell apart.
+  static constexpr u32 kEpochShift = 31u - kCodeBits;
+
+  __device__ __forceinline__ void end_block() const {
     const u64 globaltimer = read_globaltimer();
     const u64 chunk = (static_cast<u64>(place_.high) << 32 | place_.low) & ~static_cast<u64>(layout::kChunkBytes - 1u);
     const u64 record = chunk + 4u * layout::kBlockRecordWord;
@@ -102,10 +136,6 @@ class Direct {
     store_word(chunk + 4u * layout::kWordMeta, chunk_meta(0, read_smid(), 0, flags));
     if (kLive) fence_system();
   }
-
- private:
-  // Two clocks whose epochs differ by at most one lie less than what a record can tell apart.
-  static constexpr u32 kEpochShift = 31u - kCodeBits;
 
   __device__ __forceinline__ void store(u32 slot, u32 word) {
     store_if(place_.high != 0, place_.low + 4u * slot, place_.high, word);

@@ -61,6 +61,13 @@ constexpr unsigned kCursorCount = 1024u;
 constexpr unsigned kCursorStride = 32u;
 constexpr unsigned kControlBytes = 33024u;
 constexpr unsigned kControlAlignment = 32768u;
+constexpr unsigned kControlStates = 33024u;
+constexpr unsigned kStateBytes = 4u;
+constexpr unsigned kStateFree = 0u;
+constexpr unsigned kStateClosed = 1u;
+constexpr unsigned kStateOpen = 4294967295u;
+constexpr unsigned kCursorLostEvents = 8u;
+constexpr unsigned kCursorLostChunks = 16u;
 constexpr unsigned kLastWarps = 64u;
 constexpr unsigned kLastBytes = 16u;
 

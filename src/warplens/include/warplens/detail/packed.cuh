@@ -42,7 +42,7 @@ struct Kept {
     sequence += count;
     count = raws = 0;
     time = low(base);
-    if (lane == 0) index = ask_for_chunk();
+    if (lane == 0) index = ask_for_chunk(sequence);
   }
 };
 
@@ -124,7 +124,7 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
   if (active == kFullMask && agree && near) {
     flags |= exact ? layout::kFlagExact : layout::kFlagNear;
     u64 chunk = 0;
-    if (lane == 0) chunk = find_address(index != kNone ? index : ask_for_chunk());
+    if (lane == 0) chunk = find_address(index != kNone ? index : ask_for_chunk(kept.sequence), kept.sequence);
     chunk = static_cast<u64>(__shfl_sync(active, high(chunk), 0)) << 32 | __shfl_sync(active, low(chunk), 0);
     if (chunk == 0) {
       if (lane == 0) count_lost(__popc(held & ~raws));
@@ -135,6 +135,8 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
     const u32 word = select(lane < kFirstLane, header.of(lane), kept.record<kCodeBits>(lane));
     const bool last = (flags & layout::kFlagLast) != 0;
     store_together<kCodeBits, kSitesHash>(kept, lane, chunk, word, last && linear_warp() == 0, block);
+    if (kKeepNewest) __syncwarp(active);
+    if (kKeepNewest && lane == 0) close_chunk(chunk, __popc(held & ~raws));
     return;
   }
   if (active != kFullMask) flags |= layout::kFlagPartial;
@@ -144,17 +146,19 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
   const u32 needed = ((1u << extra) - 1u) << 1u << lane;
   if (is_event && (active & needed) == needed) {
     const bool first = (held & ~raws & ((1u << lane) - 1u)) == 0;
-    const u64 chunk = find_address(first && index != kNone ? index : ask_for_chunk());
+    const u64 chunk = find_address(first && index != kNone ? index : ask_for_chunk(kept.sequence), kept.sequence);
     const u32 own_flags = (flags & ~layout::kFlagLast) | layout::kFlagExact | (exact ? 0u : layout::kFlagNear);
     if (chunk == 0) {
       count_lost(1u);
     } else {
       store_alone(kept, chunk, kept.sequence + lane - kFirstLane, 1u + extra, own_flags, base - age,
                   kept.record<kCodeBits>(lane), second, third);
+      close_chunk(chunk, 1u);
     }
   }
   if ((flags & layout::kFlagLast) != 0 && lane == leader) {
-    const u64 chunk = find_address((held & ~raws) == 0 && index != kNone ? index : ask_for_chunk());
+    const bool asked = (held & ~raws) == 0 && index != kNone;
+    const u64 chunk = find_address(asked ? index : ask_for_chunk(kept.sequence), kept.sequence);
     const bool block_record = linear_warp() == 0 && active == kFullMask;
     if (block_record) flags |= layout::kFlagBlockRecord;
     if (chunk == 0) {
@@ -167,6 +171,7 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
       store_words(record, block.begin_globaltimer, low(block.globaltimer), high(block.globaltimer), block.sm);
       store_words(record + 16u, kSitesHash, high(read_gridid()), 0, 0);
     }
+    if (kKeepNewest && chunk != 0) close_chunk(chunk, 0u);
   }
 }
 
@@ -178,7 +183,8 @@ __device__ __noinline__ void call_write_unusual(Kept kept, u64 base, u32 flags, 
 // Writes the records kept; the whole warp stores one chunk where all is as usual. What is stored is worked out in front
 // of the branch, while the shuffle is under way. kCounted: the compiler knows the count, so that lanes which are here
 // together agree about it. Where they are not counted, all stands in one function that calls no other: ptxas guards a
-// call of one that does against lanes that part, at 40 cycles for each mark in a loop.
+// call of one that does against lanes that part, at 40 cycles for each mark in a loop. In a ring all is written the rare
+// way, which asks for each chunk.
 template <u32 kCodeBits, u32 kSitesHash, bool kLast, bool kCounted, bool kCalls>
 __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base, const BlockFacts& block) {
   constexpr u32 kOddFlags = kLast ? layout::kFlagLast : 0u;
@@ -193,7 +199,7 @@ __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base
       {linear_block(), chunk_meta(warp, sm, kept.count, flags), kept.launch(), kept.sequence, low(base), high(base)}};
   const u32 word = select(lane < kFirstLane, header.of(lane), kept.record<kCodeBits>(lane));
   // Each part is the same in all lanes that are here: one branch, no vote.
-  u32 odd = (active ^ kFullMask) | (index < shared_chunks() ? 0u : 1u);
+  u32 odd = (active ^ kFullMask) | (!kKeepNewest && index < shared_chunks() ? 0u : 1u);
   if (!kCounted) odd |= __ballot_sync(active, lane - kFirstLane < kept.count) ^ ((1u << kept.count) - 1u) << kFirstLane;
   if (odd != 0 && kCalls) {
     call_write_unusual<kCodeBits, kSitesHash>(kept, base, kOddFlags, block);
@@ -224,7 +230,7 @@ __device__ __forceinline__ bool ask_at_second(const Choice& choice, u32 lane, Ke
   if (linear_warp() == 0) block.sm = read_smid();
   const Chosen chosen = choice.choose<kInLoop>();
   kept.grid = chosen.launch;
-  if (chosen.recorded && lane == 0) kept.index = ask_for_chunk();
+  if (chosen.recorded && lane == 0) kept.index = ask_for_chunk(kept.sequence);
   return chosen.recorded;
 }
 

@@ -98,7 +98,7 @@ class Staged {
     while (!last) {
       const u64 first = done < count ? time_of(stage, done, now) : now;
       u64 base = now - first <= kReach ? now : first + kReach;
-      const u64 chunk = find_address(ask_for_chunk());
+      const u64 chunk = find_address(ask_for_chunk(sequence), sequence);
       u32 length = 0, events = 0;
       for (; done + length < count; ++length) {
         u32 word, code;
@@ -131,6 +131,7 @@ class Staged {
           store_words(record, load_shared(stage + kBeginOffset), low(globaltimer), high(globaltimer), read_smid());
           store_words(record + 16, kSitesHash, high(read_gridid()), 0, 0);
         }
+        close_chunk(chunk, events);
       }
       sequence += length;
     }
