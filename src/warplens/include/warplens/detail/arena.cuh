@@ -1,7 +1,7 @@
-// Space for chunks: 1024 cursors with a share of the arena each, and a pool for those whose share is spent. Or, where the
-// newest are kept, a ring: 1024 cursors deal out tickets, and a chunk that was closed is written over.
-// In: the descriptor that the host wrote into the module. Out: addresses of chunks, counts of what was lost.
-// Every address lies inside of the arena; nothing here waits for another warp.
+// Space for chunks: 1024 cursors with a share of the arena each, and a pool for those whose share is spent. Or, where
+// the newest are kept, a ring: 1024 cursors deal out tickets, and a chunk that was closed is written over. In: the
+// descriptor that the host wrote into the module. Out: addresses of chunks, counts of what was lost. Every address lies
+// inside of the arena; nothing here waits for another warp.
 #ifndef WARPLENS_DETAIL_ARENA_CUH
 #define WARPLENS_DETAIL_ARENA_CUH
 
@@ -134,8 +134,8 @@ struct Choice {
 
 // Where a warp asks: neighbouring warps at different cursors, since one address serves about one request a
 // nanosecond. The low five bits of the thread's number fall away, so that the warp's number need not be worked out.
-// In a ring a warp goes from cursor to cursor with `sequence`, that of its chunk (multiplicative hashing: Knuth, The Art
-// of Computer Programming, volume 3, section 6.4), so that few warps too turn the whole ring, and evenly.
+// In a ring a warp goes from cursor to cursor with `sequence`, that of its chunk (multiplicative hashing: Knuth, The
+// Art of Computer Programming, volume 3, section 6.4), so that few warps too turn the whole ring, and evenly.
 __device__ __forceinline__ u32 cursor_offset(u32 sequence) {
   constexpr u32 kMask = layout::kCursorCount * layout::kCursorStride - layout::kCursorStride;
   const u32 step = kKeepNewest ? (sequence * 0x9e3779b9u >> 22) * layout::kCursorStride : 0u;

@@ -26,7 +26,8 @@ __device__ __noinline__ void write_detached(u64 now, u32 record, u32 payload) {
   choice.ask();
   const Chosen chosen = choice.choose<true>();
   if (!chosen.recorded) return;
-  const u64 chunk = find_address(ask_for_chunk());
+  const u32 spread = low(now);  // over a ring's cursors, as the sequence of a warp's own chunks
+  const u64 chunk = find_address(ask_for_chunk(spread), spread);
   if (chunk == 0) {
     count_lost(1u);
     return;
@@ -40,6 +41,7 @@ __device__ __noinline__ void write_detached(u64 now, u32 record, u32 payload) {
   if (kLive) fence_system();
   store_words(chunk + 16u, low(now), high(now), record, lanes);
   if (kLive) fence_system();
+  close_chunk(chunk, 1u);
 }
 static_assert(layout::kWordBlock == 0 && layout::kWordMeta == 1 && layout::kWordGrid == 2 &&
                   layout::kWordSequence == 3 && layout::kWordBaseLow == 4 && layout::kWordBaseHigh == 5 &&

@@ -26,8 +26,8 @@ struct Place {
   u32 launch;
 };
 
-// What a chunk of a ring held goes: the header first, so that who looks while the kernel runs takes no part of it for the
-// new one's, and then the records, of which a word of zeros is not written yet.
+// What a chunk of a ring held goes: the header first, so that who looks while the kernel runs takes no part of it for
+// the new one's, and then the records, of which a word of zeros is not written yet.
 template <bool kLive>
 __device__ __forceinline__ void empty_chunk(u64 chunk) {
   store_words(chunk, 0, 0, 0, 0);

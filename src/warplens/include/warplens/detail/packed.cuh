@@ -183,8 +183,8 @@ __device__ __noinline__ void call_write_unusual(Kept kept, u64 base, u32 flags, 
 // Writes the records kept; the whole warp stores one chunk where all is as usual. What is stored is worked out in front
 // of the branch, while the shuffle is under way. kCounted: the compiler knows the count, so that lanes which are here
 // together agree about it. Where they are not counted, all stands in one function that calls no other: ptxas guards a
-// call of one that does against lanes that part, at 40 cycles for each mark in a loop. In a ring all is written the rare
-// way, which asks for each chunk.
+// call of one that does against lanes that part, at 40 cycles for each mark in a loop. In a ring all is written the
+// rare way, which asks for each chunk.
 template <u32 kCodeBits, u32 kSitesHash, bool kLast, bool kCounted, bool kCalls>
 __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base, const BlockFacts& block) {
   constexpr u32 kOddFlags = kLast ? layout::kFlagLast : 0u;
