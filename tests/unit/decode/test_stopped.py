@@ -56,6 +56,25 @@ def test_since_counts_from_the_launch_by_the_calibration_before_it() -> None:
     assert [place.since_s for place in places] == pytest.approx(expected_s, abs=1e-6)
 
 
+def test_marks_of_lanes_leave_what_is_told_of_the_warps_own_last_place() -> None:
+    recording = live.stopped_recording()
+    expected, chunks = lines_of(recording), recording.records[live.MEMBER]
+    meta = chunks[:, layout.WORD_META] & np.uint32(~(0x7F << layout.META_FLAGS_SHIFT) & 0xFFFFFFFF)
+    marks = chunks.copy()  # one behind each chunk, at its begin
+    marks[:, layout.WORD_META] = meta | np.uint32(layout.DETACHED_FLAGS << layout.META_FLAGS_SHIFT)
+    marks[:, layout.WORD_SEQUENCE] = layout.DETACHED_SEQUENCE
+    code = event_words(Event(Verb.MARK, 0, 1, id=0), live.CODE_BITS)[0]
+    marks[:, layout.HEADER_WORDS] = (chunks[:, layout.WORD_BASE_LOW] << np.uint32(live.CODE_BITS)) | np.uint32(code)
+    recording.records[live.MEMBER] = np.concatenate([chunks, marks])
+    assert lines_of(recording) == expected
+    trace = Trace.from_recording(recording)
+    detached = pl.col("flags") & int(SpanFlag.DETACHED) > 0
+    assert trace.spans.filter(detached).height == len(chunks)
+    plain = Trace.from_recording(live.stopped_recording())
+    assert trace.spans.filter(~detached).equals(plain.spans)
+    assert kinds(trace) == kinds(plain)
+
+
 @pytest.mark.parametrize("missing", ["calibration", "chunk", "records"])
 def test_without_a_calibration_or_the_events_chunk_no_time_is_told(missing: str) -> None:
     recording = live.stopped_recording(calibrated=missing != "calibration")
@@ -195,7 +214,7 @@ def test_no_garbage_in_chunks_or_places_raises(data: st.DataObject) -> None:
         chunks[row, word] = data.draw(st.integers(0, (1 << 32) - 1) | st.sampled_from([0, 1, 0xFFFFFFFF]))
         if data.draw(st.booleans()):  # else most would be found foreign at once
             chunks[row, layout.WORD_META] = layout.META_MARKER << layout.META_MARKER_SHIFT | (
-                int(ChunkFlag.STREAM) << layout.META_FLAGS_SHIFT
+                data.draw(st.sampled_from([int(ChunkFlag.STREAM), layout.DETACHED_FLAGS])) << layout.META_FLAGS_SHIFT
             )
     recording.records[live.MEMBER] = chunks
     u32 = st.integers(0, (1 << 32) - 1)
