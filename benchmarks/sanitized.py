@@ -92,10 +92,10 @@ def main(arguments: list[str]) -> int:
 
 def program() -> None:
     """Record the kernel by each policy, with room and without, by whole and odd blocks."""
+    kernel = warplens.Kernel(SOURCE, "verbs<true>")
     for name, options in BUILDS.items():
         for room, capacity_bytes in CAPACITIES.items():
             for threads in (64,) if options["policy"] == "packed" else (64, 45):
-                kernel = warplens.Kernel(SOURCE, "verbs<true>")
                 values = np.zeros(1024, np.float32)
                 trace = kernel.record(
                     3, threads, values, np.int32(5), capacity_bytes=capacity_bytes, rounds=1, warmup=0, audit=False,
