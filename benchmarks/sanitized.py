@@ -48,6 +48,8 @@ template <bool kTrace> __global__ void verbs(float* values, int turns) {
     r.wait(s::d, warplens::join(i));
     __syncthreads();
     r.end_phase();
+    if (threadIdx.x % 3 == 0) r.mark_lane(s::b);
+    if (threadIdx.x % 32 > 7) warplens::mark<s, kTrace>(s::b, i);
     const auto plain = r.range_start(s::c);
     const auto token = r.range_start(s::c, i);
     value += kept[(threadIdx.x + 1) % blockDim.x];

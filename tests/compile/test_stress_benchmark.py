@@ -62,7 +62,7 @@ def test_the_marked_matmul_keeps_two_blocks_an_sm_and_spills_nothing(options: tu
 def test_each_kernel_under_stress_compiles_for_each_policy(older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     canaries = module("canaries", monkeypatch)
     line_waits = module("minute", monkeypatch).LINE_WAITS
-    kernels = ["flood<true>", "loops<true>", "line<true>", "node<true, true>", "node<true, false>"]
+    kernels = ["flood<true>", "loops<true>", "lanes<true>", "line<true>", "node<true, true>", "node<true, false>"]
     kernels += ["waits<true, 0>", f"waits<true, {line_waits}>"]
     for policy, options in canaries.BUILDS.values():
         more = [f"-DWARPLENS_POLICY={policy}", *options, *([OLDER] if older else [])]
