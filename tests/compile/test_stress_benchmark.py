@@ -12,7 +12,7 @@ import pytest
 
 from tests.benchmark import BENCHMARKS, module
 from tests.compile.test_emulation import random_case
-from tests.emulation import CODE_BITS, build, events, run
+from tests.emulation import CODE_BITS, DETACHED, build, events, run
 from tests.machine_code import disassemble, resources, text_section
 from warplens.capture.compile import compile_cubin
 from warplens.capture.modules import read_site_sets
@@ -107,6 +107,7 @@ def test_events_in_chunks_that_the_recorder_wrote_are_counted_to_the_last(
             if number // case.warps % case.every == 0 and case.warp_mask >> number % case.warps & 1
         ]
         expected = sum(event.verb != Control.END or event.site != 0 for p in chosen for event in events(p, 0))
+        expected += sum(step.verb in DETACHED and step.lanes != 0 for p in chosen for step in p)
         assert count_events(result.chunks, CODE_BITS) + result.lost_events == expected
         lost += result.lost_events
     assert lost > 0
