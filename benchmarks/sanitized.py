@@ -48,6 +48,8 @@ template <bool kTrace> __global__ void verbs(float* values, int turns) {
     r.wait(s::d, warplens::join(i));
     __syncthreads();
     r.end_phase();
+    if (threadIdx.x % 3 == 0) r.mark_lane(s::b);
+    if (threadIdx.x % 32 > 7) warplens::mark<s, kTrace>(s::b, i);
     const auto plain = r.range_start(s::c);
     const auto token = r.range_start(s::c, i);
     value += kept[(threadIdx.x + 1) % blockDim.x];
@@ -92,10 +94,10 @@ def main(arguments: list[str]) -> int:
 
 def program() -> None:
     """Record the kernel by each policy, with room and without, by whole and odd blocks."""
+    kernel = warplens.Kernel(SOURCE, "verbs<true>")
     for name, options in BUILDS.items():
         for room, capacity_bytes in CAPACITIES.items():
             for threads in (64,) if options["policy"] == "packed" else (64, 45):
-                kernel = warplens.Kernel(SOURCE, "verbs<true>")
                 values = np.zeros(1024, np.float32)
                 trace = kernel.record(
                     3, threads, values, np.int32(5), capacity_bytes=capacity_bytes, rounds=1, warmup=0, audit=False,

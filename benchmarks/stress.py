@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
     result = {
         "benchmark": "stress",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["python", "benchmarks/stress.py", *(a for a in arguments if a.startswith("--only")),
+        "command": ["python", "benchmarks/stress.py", *([f"--only={options.only}"] if options.only else []),
                     f"-o={options.output.name}"],
         **before,
         "parts": parts,

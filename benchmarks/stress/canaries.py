@@ -30,6 +30,8 @@ BUILDS = {
     "live": ("live", ()),
 }
 CODE_BITS = layout.code_bits(3)
+KERNELS = ("loops", "lanes", "line")
+EVENTS_A_TURN = {"loops": 4, "lanes": 2}
 LINE_EVENTS = 30
 SEED = 11
 MOST_THREADS = 768
@@ -66,7 +68,8 @@ class Shot:
         if "blocks" in self.choice:
             chosen &= np.isin(blocks, self.choice["blocks"])
         mask = self.choice.get("warp_mask", 0xFFFFFFFF)
-        of_warp = [4 * (self.turns + w % 3) if self.kernel == "loops" else LINE_EVENTS for w in range(self.warps)]
+        of_turn = EVENTS_A_TURN.get(self.kernel)
+        of_warp = [LINE_EVENTS if of_turn is None else of_turn * (self.turns + w % 3) for w in range(self.warps)]
         return int(chosen.sum()) * sum(n for w, n in enumerate(of_warp) if mask >> w & 1)
 
 
@@ -92,7 +95,7 @@ def _shot(rng: random.Random) -> Shot:
         choice["blocks"] = tuple(sorted(rng.sample(range(blocks), rng.randint(1, blocks))))
     chunks = rng.choice([0, 1, 5, 300, 2047, 2048, 2049, rng.randrange(9000)])
     return Shot(
-        rng.choice(["loops", "loops", "line"]),
+        rng.choice(KERNELS),
         build,
         grid,
         block,
@@ -120,7 +123,7 @@ class Range:
         self.device = driver.ensure_context()
         self.sm_count = driver.attribute(self.device, "MULTIPROCESSOR_COUNT")
         self.kernels = {
-            name: CudaKernel(SOURCE, f"{name}<true>", clean=None, filename="kernels.cu") for name in ("loops", "line")
+            name: CudaKernel(SOURCE, f"{name}<true>", clean=None, filename="kernels.cu") for name in KERNELS
         }
         self.sum = driver.DeviceMemory(4)
 
@@ -169,7 +172,7 @@ def capacities() -> Iterator[dict[str, Any]]:
         for name, capacity_bytes in ABSURD_BYTES.items():
             results = [
                 (shot, *shooting.shoot(shot, for_arena=for_arena))
-                for kernel in ("loops", "line")
+                for kernel in KERNELS
                 for for_arena in (True, False)
                 for shot in [Shot(kernel, build, (300, 1, 1), (96, 1, 1), 50, capacity_bytes)]
             ]

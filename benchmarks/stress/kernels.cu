@@ -39,6 +39,19 @@ __global__ void loops(unsigned* sum, int turns) {
   }
 }
 
+// 2 * (turns + warp % 3) events a warp, every other one a mark of its first lane alone.
+template <bool kTrace>
+__global__ void lanes(unsigned* sum, int turns) {
+  warplens::Recorder<stress, kTrace> rec;
+  const int own = turns + static_cast<int>(own_thread() / 32 % 3);
+#pragma unroll 1
+  for (int i = 0; i < own; ++i) {
+    rec.phase(stress::a);
+    if (own_thread() == 0) atomicAdd(sum, 1u);
+    if (own_thread() % 32 == 0) rec.mark_lane(stress::c, i);
+  }
+}
+
 // 30 events a warp in a straight line; of 45 records, so that a warp has more than a chunk.
 template <bool kTrace>
 __global__ void line(unsigned* sum, int) {

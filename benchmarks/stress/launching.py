@@ -41,10 +41,13 @@ def count_events(chunks: Any, code_bits: int) -> int:
     """Events in chunks, uint32 (n, 32), of any policy. What says that a warp has ended is none."""
     meta = chunks[:, layout.WORD_META]
     words = chunks[meta >> layout.META_MARKER_SHIFT == layout.META_MARKER].copy()
+    alone = streams.is_detached(words[:, layout.WORD_META])
+    detached = int(np.count_nonzero(words[alone, layout.HEADER_WORDS]))  # one event each, where it was written
+    words = words[~alone]
     direct = np.flatnonzero(words[:, layout.WORD_META] & STREAM_FLAG)
     words[direct] = streams.close(words[direct], np.full(len(direct), code_bits))
     count = words[:, layout.WORD_META] >> layout.META_COUNT_SHIFT & ((1 << layout.META_COUNT_BITS) - 1)
-    position, events = np.zeros(len(words), np.int64), 0
+    position, events = np.zeros(len(words), np.int64), detached
     for _ in range(layout.RECORD_SLOTS):
         there = position < count
         events += int(there.sum())

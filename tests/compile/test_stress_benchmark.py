@@ -12,7 +12,7 @@ import pytest
 
 from tests.benchmark import BENCHMARKS, module
 from tests.compile.test_emulation import random_case
-from tests.emulation import CODE_BITS, build, events, run
+from tests.emulation import CODE_BITS, DETACHED, build, events, run
 from tests.machine_code import disassemble, resources, text_section
 from warplens.capture.compile import compile_cubin
 from warplens.capture.modules import read_site_sets
@@ -62,7 +62,7 @@ def test_the_marked_matmul_keeps_two_blocks_an_sm_and_spills_nothing(options: tu
 def test_each_kernel_under_stress_compiles_for_each_policy(older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     canaries = module("canaries", monkeypatch)
     line_waits = module("minute", monkeypatch).LINE_WAITS
-    kernels = ["flood<true>", "loops<true>", "line<true>", "node<true, true>", "node<true, false>"]
+    kernels = ["flood<true>", "loops<true>", "lanes<true>", "line<true>", "node<true, true>", "node<true, false>"]
     kernels += ["waits<true, 0>", f"waits<true, {line_waits}>"]
     for policy, options in canaries.BUILDS.values():
         more = [f"-DWARPLENS_POLICY={policy}", *options, *([OLDER] if older else [])]
@@ -107,6 +107,7 @@ def test_events_in_chunks_that_the_recorder_wrote_are_counted_to_the_last(
             if number // case.warps % case.every == 0 and case.warp_mask >> number % case.warps & 1
         ]
         expected = sum(event.verb != Control.END or event.site != 0 for p in chosen for event in events(p, 0))
+        expected += sum(step.verb in DETACHED and step.lanes != 0 for p in chosen for step in p)
         assert count_events(result.chunks, CODE_BITS) + result.lost_events == expected
         lost += result.lost_events
     assert lost > 0

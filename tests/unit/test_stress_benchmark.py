@@ -173,6 +173,7 @@ def test_what_a_launch_must_record_is_counted_by_its_blocks_and_warps(monkeypatc
     assert shot("loops", "staged", (7, 1, 1), (50, 2, 1), 5, 0).expected_events() == 7 * 92
     assert shot("loops", "staged", (7, 1, 1), (100, 1, 1), 5, 0, {"every_block": 3}).expected_events() == 3 * 92
     assert shot("loops", "staged", (7, 1, 1), (100, 1, 1), 5, 0, {"warp_mask": 6}).expected_events() == 7 * 52
+    assert shot("lanes", "live", (7, 1, 1), (100, 1, 1), 5, 0).expected_events() == 7 * 46
     assert shot("line", "stream", (3, 2, 1), (64, 1, 1), 5, 0, {"blocks": (0, 5)}).expected_events() == 2 * 2 * 30
 
 
@@ -249,3 +250,12 @@ def test_a_wait_is_right_or_told_as_doubtful_where_it_may_be(
     run = SimpleNamespace(name="n", trace=trace, stamps=stamps, count=count, may_doubt=may_doubt)
     rows = list(minute.judged(run, 2e9))
     assert [row["passed"] for row in rows] == [passed] * 2
+
+
+def test_an_event_of_a_lane_is_one_however_its_chunk_goes_on(launching: ModuleType) -> None:
+    (chunk,) = encode_warp([Event(Verb.MARK, 7, 1, id=1, payload=9)], WARP)
+    chunk[layout.WORD_META] |= np.uint32(layout.DETACHED_FLAGS << layout.META_FLAGS_SHIFT)
+    chunk[layout.HEADER_WORDS + 3 :] = launching.PATTERN
+    unwritten = chunk.copy()
+    unwritten[layout.HEADER_WORDS] = 0
+    assert launching.count_events(np.stack([chunk, unwritten]), CODE_BITS) == 1
