@@ -173,7 +173,7 @@ DESCRIPTOR = np.dtype(
     [
         ("control", "<u8"),  # device address of the control block; 0 = record nothing
         ("arena", "<u8"),  # device address of the chunks, of device memory or of mapped host memory
-        ("shared_chunks", "<u4"),  # chunks that the cursors hand out, a multiple of CURSOR_COUNT
+        ("shared_chunks", "<u4"),  # chunks that the cursors hand out, a multiple of CURSOR_COUNT; of rings: the cursors
         ("chunks", "<u4"),  # all chunks: the rest may be taken by any warp whose cursor is at its end
     ]
 )
@@ -197,9 +197,10 @@ CURSOR_COUNT: Final = 1024
 CURSOR_STRIDE: Final = 32
 CONTROL_BYTES: Final = CONTROL_CURSORS + CURSOR_COUNT * CURSOR_STRIDE
 CONTROL_ALIGNMENT: Final = CURSOR_COUNT * CURSOR_STRIDE  # of the control block: an offset of a cursor is OR-ed in
-# Where the newest are kept, the chunks are a ring: a ticket of a cursor, modulo all chunks, is an index. Behind the
-# control block lies a state for each chunk, u32: STATE_FREE, STATE_OPEN while a warp writes it, else STATE_CLOSED + its
-# events. Losses are counted beside each cursor, u64 each, not in CONTROL_LOST_*: one address would hold up all warps.
+# Where the newest are kept, each cursor's share is a ring, and there are fewer cursors where there are few chunks:
+# their count, a power of two, stands in shared_chunks, and chunk i belongs to cursor i modulo that. Behind the control
+# block lies a state for each chunk, u32: STATE_FREE, STATE_OPEN while a warp writes it, else STATE_CLOSED + its events.
+# Losses are counted beside each cursor, u64 each, not in CONTROL_LOST_*: one address would hold up all warps.
 CONTROL_STATES: Final = CONTROL_BYTES
 STATE_BYTES: Final = 4
 STATE_FREE: Final = 0
@@ -207,6 +208,7 @@ STATE_CLOSED: Final = 1
 STATE_OPEN: Final = 0xFFFFFFFF
 CURSOR_LOST_EVENTS: Final = 8  # bytes behind the cursor
 CURSOR_LOST_CHUNKS: Final = 16
+RING_LEAST: Final = 16  # chunks of a cursor's ring, while there are as many
 # Policy `live`: behind the chunks, an entry of four words for each warp that an SM can hold, by SM and %warpid: the
 # block's linear index + 1 (0 = none yet), the warp, the sequence of its last event and that event's record.
 LAST_WARPS: Final = 64

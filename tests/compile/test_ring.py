@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.machine_code import disassemble
+from warplens.capture.arena import ring_cursors
 from warplens.capture.compile import compile_cubin, get_include
 
 pytestmark = pytest.mark.compile
@@ -34,8 +35,9 @@ def threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("threads"))
 
 
-def told(program: Path, *numbers: int) -> tuple[int, ...]:
+def told(program: Path, warps: int, chunks: int, rounds: int, seed: int) -> tuple[int, ...]:
     """Events, kept, lost, chunks torn, left open, refused."""
+    numbers = warps, chunks, rounds, seed, ring_cursors(chunks)
     out = subprocess.run([program, *map(str, numbers)], capture_output=True, text=True, check=True, timeout=300)
     return tuple(map(int, out.stdout.split()))
 
@@ -81,7 +83,7 @@ __global__ void k(float* p, int n) {
 }
 """
 RING = ("-DWARPLENS_KEEP_NEWEST", "-DWARPLENS_RING_CHUNKS=4096u")
-KNOWN = ("-DWARPLENS_ARENA=0x7f0000008000ull", "-DWARPLENS_CHUNKS=0x7f0000108000ull", "-DWARPLENS_SHARED_CHUNKS=0u")
+KNOWN = ("-DWARPLENS_ARENA=0x7f0000008000ull", "-DWARPLENS_CHUNKS=0x7f0000108000ull", "-DWARPLENS_SHARED_CHUNKS=256u")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

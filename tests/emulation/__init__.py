@@ -16,7 +16,7 @@ import numpy as np
 
 from tests.synthesis import BlockRecord, Clock, Event, Warp, calibration, detached, encode_warp, manifest
 from warplens import layout
-from warplens.capture.arena import ring_chunks
+from warplens.capture.arena import ring_chunks, ring_cursors
 from warplens.capture.compile import get_include
 from warplens.decode import Decoded, decode
 from warplens.decode.arrays import U32
@@ -99,6 +99,11 @@ class Case:
     def warps(self) -> int:
         """Of a block."""
         return -(-int(np.prod(self.threads)) // 32)
+
+    def ringed(self) -> Case:
+        """As rings, with the cursors that the host gives them."""
+        self.newest, self.shared_chunks = True, ring_cursors(self.chunks)
+        return self
 
     def timed(self, step_cycles: int = 1000) -> Case:
         """Sets clocks that go up step by step, a thousand cycles apart, and an SM a block."""

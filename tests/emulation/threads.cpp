@@ -1,5 +1,5 @@
 // Takes and closes chunks of a ring from many threads at once, by the recorder's own arena.cuh, with real atomics.
-// In (arguments): threads, chunks of the ring, chunks that each thread writes, a seed. Out: one line: events written,
+// In (arguments): threads, chunks, chunks that each thread writes, a seed, cursors. Out: one line: events written,
 // kept and lost, chunks torn (written by two at once, or not whole when closed), chunks left open, chunks that found no
 // space. A thread stands for a warp; each writes all words of its chunk, with pauses, and reads them back.
 #include <atomic>
@@ -87,13 +87,13 @@ void write_chunks(unsigned warp, unsigned rounds, unsigned seed, Told& told) {
 
 int main(int, char** arguments) {
   const unsigned threads = std::atoi(arguments[1]), chunks = std::atoi(arguments[2]);
-  const unsigned rounds = std::atoi(arguments[3]), seed = std::atoi(arguments[4]);
+  const unsigned rounds = std::atoi(arguments[3]), seed = std::atoi(arguments[4]), cursors = std::atoi(arguments[5]);
   const u64 states_bytes = (chunks * layout::kStateBytes + 127ull) / 128 * 128;
   const u64 chunks_at = layout::kControlStates + states_bytes;
   emulated::memory.assign((chunks_at + chunks * layout::kChunkBytes) / 4 + 2, 0);
   for (unsigned i = 0; i < layout::kCursorCount; ++i)
     *emulated::at(layout::kControlCursors + i * layout::kCursorStride) = i;
-  warplens_device = {0, chunks_at, 0, chunks};
+  warplens_device = {0, chunks_at, cursors, chunks};
   std::vector<Told> told(threads);
   std::vector<std::thread> running;
   for (unsigned i = 0; i < threads; ++i) running.emplace_back(write_chunks, i, rounds, seed, std::ref(told[i]));

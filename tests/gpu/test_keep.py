@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 POLICIES = ("packed", "staged", "stream", "live")
 BLOCKS, THREADS, TURNS = 20_000, 128, 25
 EVENTS = BLOCKS * THREADS // 32 * TURNS * EVENTS_A_TURN  # 10^7
-LATE = 64
+LATE = 16
 # What a ring must never leave: chunks written by two, read half written, or of nobody.
 BROKEN = {
     *("foreign_chunk", "duplicate_chunk", "torn_chunk", "unwritten_chunk", "unknown_record", "cut_record"),

@@ -63,6 +63,15 @@ def divide_ring(capacity_bytes: int) -> tuple[int, int]:
     return chunks, _states_bytes(chunks)
 
 
+def ring_cursors(chunks: int) -> int:
+    """Cursors of a ring of so many chunks: a power of two.
+
+    A cursor keeps the last chunks that it gave out. Warps come to cursors as chance will have it, so that with few
+    chunks a cursor much would go that is newer than what others keep.
+    """
+    return min(1 << max((chunks // layout.RING_LEAST).bit_length() - 1, 0), layout.CURSOR_COUNT)
+
+
 def _states_bytes(chunks: int) -> int:
     """Whole chunks, so that those behind stay aligned."""
     return -(-chunks * layout.STATE_BYTES // layout.CHUNK_BYTES) * layout.CHUNK_BYTES
@@ -102,15 +111,15 @@ class Arena:
     """Control block in device memory, and chunks there or, with `mapped`, in host memory that the device writes to.
 
     Mapped, the host sees what is written at once (`look`), and a table of where warps last were follows the chunks.
-    With `newest` the chunks are a ring in which the oldest events make room; without, later events are lost.
+    With `newest` the chunks are rings in which the oldest events make room; without, later events are lost.
     """
 
     def __init__(self, capacity_bytes: int, *, mapped: bool = False, newest: bool = False, sm_count: int = 0) -> None:
         self.capacity_bytes, self.mapped, self.newest = capacity_bytes, mapped, newest
         self.states_bytes = 0
         if newest:
-            self.shared_chunks = 0
             self.chunks, self.states_bytes = divide_ring(capacity_bytes)
+            self.shared_chunks = ring_cursors(self.chunks)
         else:
             self.shared_chunks, self.chunks = divide(capacity_bytes)
         chunk_bytes = self.chunks * layout.CHUNK_BYTES

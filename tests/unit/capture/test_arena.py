@@ -90,6 +90,14 @@ def test_a_ring_and_its_states_use_the_arena_and_no_more(capacity_bytes: int) ->
     assert used <= capacity_bytes < used + 3 * layout.CHUNK_BYTES
 
 
+@pytest.mark.parametrize(
+    ("chunks", "cursors"),
+    [(0, 1), (1, 1), (31, 1), (32, 2), (7_900, 256), (16_383, 512), (16_384, 1024), (1 << 30, 1024)],
+)
+def test_each_cursor_of_a_ring_has_sixteen_chunks_or_more(chunks: int, cursors: int) -> None:
+    assert arena.ring_cursors(chunks) == cursors
+
+
 @pytest.mark.parametrize("capacity_bytes", [0, layout.CONTROL_BYTES - 1, 1 << 50])
 def test_a_capacity_that_cannot_be_is_refused_for_a_ring_too(capacity_bytes: int) -> None:
     with pytest.raises(errors.UsageError, match="capacity"):

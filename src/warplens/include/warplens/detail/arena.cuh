@@ -1,7 +1,7 @@
 // Space for chunks: 1024 cursors with a share of the arena each, and a pool for those whose share is spent. Or, where
-// the newest are kept, a ring: 1024 cursors deal out tickets, and a chunk that was closed is written over. In: the
-// descriptor that the host wrote into the module. Out: addresses of chunks, counts of what was lost. Every address lies
-// inside of the arena; nothing here waits for another warp.
+// the newest are kept, rings: each cursor goes round and round its share, and a chunk that was closed is written over.
+// In: the descriptor that the host wrote into the module. Out: addresses of chunks, counts of what was lost. Every
+// address lies inside of the arena; nothing here waits for another warp.
 #ifndef WARPLENS_DETAIL_ARENA_CUH
 #define WARPLENS_DETAIL_ARENA_CUH
 
@@ -45,6 +45,8 @@ __device__ __forceinline__ u32 ring_chunks() { return WARPLENS_RING_CHUNKS; }
 #else
 __device__ __forceinline__ u32 ring_chunks() { return warplens_device.chunks; }
 #endif
+// A power of two.
+__device__ __forceinline__ u32 ring_cursors() { return shared_chunks(); }
 #ifdef WARPLENS_ALL_RECORDED
 constexpr bool kAllRecorded = true;
 #else
@@ -134,12 +136,13 @@ struct Choice {
 
 // Where a warp asks: neighbouring warps at different cursors, since one address serves about one request a
 // nanosecond. The low five bits of the thread's number fall away, so that the warp's number need not be worked out.
-// In a ring a warp goes from cursor to cursor with `sequence`, that of its chunk (multiplicative hashing: Knuth, The
-// Art of Computer Programming, volume 3, section 6.4), so that few warps too turn the whole ring, and evenly.
+// In rings a warp goes from cursor to cursor with `sequence`, that of its chunk (multiplicative hashing: Knuth, The
+// Art of Computer Programming, volume 3, section 6.4), so that few warps too turn all rings, and evenly.
 __device__ __forceinline__ u32 cursor_offset(u32 sequence) {
   constexpr u32 kMask = layout::kCursorCount * layout::kCursorStride - layout::kCursorStride;
+  const u32 mask = kKeepNewest ? (ring_cursors() - 1u) * layout::kCursorStride & kMask : kMask;
   const u32 step = kKeepNewest ? (sequence * 0x9e3779b9u >> 22) * layout::kCursorStride : 0u;
-  return (linear_block() * (33u * layout::kCursorStride) + linear_thread() + step) & kMask;
+  return (linear_block() * (33u * layout::kCursorStride) + linear_thread() + step) & mask;
 }
 
 __device__ __forceinline__ u64 cursor_address(u32 sequence) {
@@ -151,7 +154,7 @@ static_assert(layout::kCursorCount * layout::kCursorStride <= layout::kControlAl
               "an offset of a cursor fits below the control block's alignment");
 static_assert(layout::kCursorCount == 1u << (32 - 22), "what is left of a sequence's hash names a cursor");
 
-// Asks for a chunk without waiting for the answer: its index, or in a ring a ticket. Call it in one lane. `sequence` is
+// Asks for a chunk without waiting for the answer: its index, or in rings a ticket. Call it in one lane. `sequence` is
 // that of the chunk's first record.
 __device__ __forceinline__ u32 ask_for_chunk(u32 sequence) {
   return fetch_add(cursor_address(sequence), layout::kCursorCount);
@@ -175,17 +178,19 @@ __device__ __forceinline__ u64 state_address(u32 index) {
   return control_address() + layout::kControlStates + static_cast<u64>(index) * layout::kStateBytes;
 }
 
-// Chunks of a ring that a warp tries, from its ticket's on; one is skipped that another warp is writing.
+// Chunks of the rings that a warp tries, from its ticket's on; one is skipped that another warp is writing.
 constexpr u32 kTries = 4;
 
-// The chunk of a ring that a ticket names, or one behind it; 0 when all of them are being written. It stays open, and
-// nobody else's, until `close_chunk`. Call it in one lane.
+// The chunk that a ticket names, or one of the next rings; 0 when all of them are being written. It stays open, and
+// nobody else's, until `close_chunk`. Call it in one lane. The ticket says which ring by its low bits, and above them how
+// often the ring's cursor was asked before. Each ring keeps its own newest: one ring of all would let cursors that drift
+// apart write over each other's.
 // An exchange with "open" changes nothing where the chunk is open already. No acquire goes with it: nothing is read of
 // the chunk, and no store is made before what decides about it is there; an acquire would empty the first-level cache.
 __device__ __forceinline__ u64 take_chunk(u32 ticket) {
-  const u32 chunks = ring_chunks();
-  if (chunks == 0) return 0;
-  u32 index = ticket % chunks;
+  const u32 cursors = ring_cursors(), turn = ring_chunks() / cursors, chunks = turn * cursors;
+  if (turn == 0) return 0;
+  u32 index = (ticket & (cursors - 1u) & (layout::kCursorCount - 1u)) + ticket / layout::kCursorCount % turn * cursors;
   u32 held = exchange(state_address(index), layout::kStateOpen);
 #ifdef __CUDA_ARCH__
 #pragma unroll
