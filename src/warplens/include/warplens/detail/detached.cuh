@@ -35,6 +35,12 @@ __device__ __noinline__ void write_detached(u64 now, u32 record, u32 payload) {
   const u32 count = 2u + (record & layout::kCodePayload);
   const u32 meta = chunk_meta(linear_warp(), read_smid(), count, layout::kDetachedFlags);
   const u32 launch = kAllRecorded ? low(read_gridid()) : chosen.launch;
+  if (kKeepNewest && kLive) {  // what the chunk held goes, its header first: see empty_chunk in direct.cuh
+    store_words(chunk, 0, 0, 0, 0);
+    fence_system();
+    store_words(chunk + 16u, 0, 0, 0, 0);
+    fence_system();
+  }
   // The record last: where it is seen, all else is there.
   store_words(chunk, linear_block(), meta, launch, layout::kDetachedSequence);
   store_word(chunk + 32u, payload);
