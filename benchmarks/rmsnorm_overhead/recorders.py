@@ -20,20 +20,14 @@ _STORES = tuple(
 )
 _ASK = (
     "packed.cuh",
-    "if (lane == 0) kept.index = ask_for_chunk();",
+    "if (chosen.recorded && lane == 0) kept.index = ask_for_chunk(kept.sequence);",
     "if (lane == 0) kept.index = blockIdx.x * 20u + threadIdx.x / 32u;",
 )
 _END = ("packed.cuh", "    choice_.end_block();", "    if (kept_.time != 0x12345678u) return;")
 _BARRIER = ("packed.cuh", "if (after_wait) settle();\n    if (is_counted())", "if (is_counted())")
-_EXACT = ("packed.cuh", "kept.life(base) <= kReach ? kept.index : kNone", "kept.index")
-_BOUND = ("packed.cuh", "(index < shared_chunks() ? 0u : 1u)", "0u")
 ABLATIONS = {
     "without the store": _STORES,
-    "without asking for space": (_ASK,),
     "clock not held behind barriers": (_BARRIER,),
-    "without the proof that times are exact": (_EXACT,),
-    "without bounds": (_BOUND,),
-    "marks and asking, nothing at the end": (_END,),
     "marks alone": (_ASK, _END),
 }
 """What can be left out of the recorder, as (header, text, replacement): the difference is what it costs."""
