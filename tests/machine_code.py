@@ -47,6 +47,19 @@ def disassemble(cubin: bytes, symbol: str, tmp_path: Path) -> list[str]:
     return re.findall(r"(?m)^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", kernel)
 
 
+def called_functions(cubin: bytes, tmp_path: Path) -> dict[str, list[str]]:
+    """Instructions of the functions that kernels call, by the symbol that nvdisasm gives them."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+    text = subprocess.run([tool("nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
+    parts = re.split(r"(?m)^\s+\.type\s+(\S+),@function$", text)
+    return {
+        name: re.findall(r"(?m)^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", body)
+        for name, body in zip(parts[1::2], parts[2::2], strict=True)
+        if "$" in name
+    }
+
+
 def audited(
     compiled: Compiled, name: str, source: str, filename: str, clean: tuple[Compiled, str] | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:

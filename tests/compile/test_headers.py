@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from tests.machine_code import disassemble, resources, text_section
+from tests.machine_code import called_functions, disassemble, resources, text_section
 from warplens import errors, layout
 from warplens.capture.compile import compile_cubin
 from warplens.capture.modules import read_site_sets, read_symbols
@@ -294,3 +295,29 @@ def test_a_mark_between_a_wait_and_its_barrier_leaves_the_clock_behind_it_held(
     code = "\n".join(disassemble(compiled.cubin, compiled.names["k"], tmp_path))
     behind = code.split("BAR.SYNC")[1].partition("SR_CLOCKLO")[0]
     assert behind.count("LDS") == 2
+
+
+# Functions that marks call, in which one lane does what the others wait for.
+RARE = {
+    "packed": ("4turn", "18call_write_unusual", "14write_detached"),
+    "stream": ("10open_chunk", "14write_detached"),
+    "live": ("10open_chunk", "14write_detached"),
+}
+
+
+@pytest.mark.parametrize("policy", RARE)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_lanes_that_parted_in_a_call_come_together_in_front_of_its_return(
+    policy: str, arch: str, tmp_path: Path
+) -> None:
+    """ptxas does not bring them together behind the call: it takes the count of records for the same in all lanes."""
+    source = marked("warplens::Recorder<s> rec;")
+    options = [f"-DWARPLENS_POLICY={policy}", "-DWARPLENS_LOOPS"]
+    functions = called_functions(compile_cubin(source, ["k"], arch=arch, options=options).cubin, tmp_path)
+    for rare in RARE[policy]:
+        code = next(code for name, code in functions.items() if rare in name)
+        returns = [at for at, instruction in enumerate(code) if re.search(r"\bRET\.", instruction)]
+        assert returns
+        for at in returns:
+            assert code[at].startswith("RET"), code[at]
+            assert re.search(r"WARPSYNC|BRA\.CONV|BRA\.DIV", "\n".join(code[max(at - 30, 0) : at])), (rare, at)

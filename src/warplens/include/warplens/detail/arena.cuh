@@ -182,11 +182,11 @@ __device__ __forceinline__ u64 state_address(u32 index) {
 constexpr u32 kTries = 4;
 
 // The chunk that a ticket names, or one of the next rings; 0 when all of them are being written. It stays open, and
-// nobody else's, until `close_chunk`. Call it in one lane. The ticket says which ring by its low bits, and above them how
-// often the ring's cursor was asked before. Each ring keeps its own newest: one ring of all would let cursors that drift
-// apart write over each other's.
-// An exchange with "open" changes nothing where the chunk is open already. No acquire goes with it: nothing is read of
-// the chunk, and no store is made before what decides about it is there; an acquire would empty the first-level cache.
+// nobody else's, until `close_chunk`. Call it in one lane. The ticket says which ring by its low bits, and above them
+// how often the ring's cursor was asked before. Each ring keeps its own newest: one ring of all would let cursors that
+// drift apart write over each other's. An exchange with "open" changes nothing where the chunk is open already. No
+// acquire goes with it: nothing is read of the chunk, and no store is made before what decides about it is there; an
+// acquire would empty the first-level cache.
 __device__ __forceinline__ u64 take_chunk(u32 ticket) {
   const u32 cursors = ring_cursors(), turn = ring_chunks() / cursors, chunks = turn * cursors;
   if (turn == 0) return 0;

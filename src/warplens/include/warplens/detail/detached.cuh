@@ -16,12 +16,9 @@ __device__ __forceinline__ constexpr u32 mark_code(u32 site) {
   return site << layout::kCodeSiteShift | layout::kVerbMark << layout::kCodeVerbShift;
 }
 
-// By the lowest of the lanes that are here together. One function that calls no other, out of the way of the code that
-// has the mark: it asks anew whether the warp is recorded, since keeping the answer would take registers of the kernel.
+// By one lane, for those of the mask.
 template <bool kLive>
-__device__ __noinline__ void write_detached(u64 now, u32 record, u32 payload) {
-  const u32 lanes = __activemask();
-  if (read_laneid() != static_cast<u32>(__ffs(lanes) - 1)) return;
+__device__ __forceinline__ void write_alone(u64 now, u32 record, u32 payload, u32 lanes) {
   Choice choice;
   choice.ask();
   const Chosen chosen = choice.choose<true>();
@@ -53,6 +50,15 @@ static_assert(layout::kWordBlock == 0 && layout::kWordMeta == 1 && layout::kWord
                   layout::kWordSequence == 3 && layout::kWordBaseLow == 4 && layout::kWordBaseHigh == 5 &&
                   layout::kHeaderWords == 6,
               "the order of a header; a record, its id and its payload follow it");
+
+// By the lowest of the lanes that are here together. One function that calls no other, out of the way of the code that
+// has the mark: it asks anew whether the warp is recorded, since keeping the answer would take registers of the kernel.
+template <bool kLive>
+__device__ __noinline__ void write_detached(u64 now, u32 record, u32 payload) {
+  const u32 lanes = __activemask();
+  if (read_laneid() == static_cast<u32>(__ffs(lanes) - 1)) write_alone<kLive>(now, record, payload, lanes);
+  __syncwarp(lanes);  // as at the end of write_unusual in packed.cuh
+}
 
 template <u32 kCodeBits, bool kLive, bool kOn>
 struct Detached {

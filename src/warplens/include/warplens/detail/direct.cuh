@@ -63,22 +63,25 @@ __device__ __noinline__ Place open_chunk(Place before, u64 now, u32 sequence, u3
   const u32 active = __activemask();
   place.low = place.high = 0;
   place.writes = place.on && linear_thread() % 32u == static_cast<u32>(__ffs(active) - 1);
-  if (!place.writes) return place;
-  if (before.writes && before.high == 0 && events != 0) count_lost(events);
-  const u64 chunk = find_address(ask_for_chunk(sequence), sequence);
-  if (chunk == 0) return place;
-  if (kKeepNewest) empty_chunk<kLive>(chunk);
-  store_word(chunk + 4u * layout::kWordBaseLow, low(now));
-  store_word(chunk + 4u * layout::kWordBaseHigh, high(now));
-  if (kKeepNewest && kLive) fence_system();
-  const u32 threads = blockDim.x * blockDim.y * blockDim.z - linear_warp() * 32u;
-  const u32 whole = threads >= 32u ? kFullMask : (1u << threads) - 1u;
-  const u32 flags = layout::kFlagStream | (active == whole ? 0u : layout::kFlagPartial);
-  const u32 meta = chunk_meta(linear_warp(), read_smid(), 0, flags);
-  store_words(chunk, linear_block(), meta, place.launch, sequence);
-  if (kLive) fence_system();
-  place.low = low(chunk) + 4u * layout::kHeaderWords;
-  place.high = high(chunk);
+  if (place.writes) {
+    if (before.writes && before.high == 0 && events != 0) count_lost(events);
+    const u64 chunk = find_address(ask_for_chunk(sequence), sequence);
+    if (chunk != 0) {
+      if (kKeepNewest) empty_chunk<kLive>(chunk);
+      store_word(chunk + 4u * layout::kWordBaseLow, low(now));
+      store_word(chunk + 4u * layout::kWordBaseHigh, high(now));
+      if (kKeepNewest && kLive) fence_system();
+      const u32 threads = blockDim.x * blockDim.y * blockDim.z - linear_warp() * 32u;
+      const u32 whole = threads >= 32u ? kFullMask : (1u << threads) - 1u;
+      const u32 flags = layout::kFlagStream | (active == whole ? 0u : layout::kFlagPartial);
+      const u32 meta = chunk_meta(linear_warp(), read_smid(), 0, flags);
+      store_words(chunk, linear_block(), meta, place.launch, sequence);
+      if (kLive) fence_system();
+      place.low = low(chunk) + 4u * layout::kHeaderWords;
+      place.high = high(chunk);
+    }
+  }
+  __syncwarp(active);  // as at the end of write_unusual in packed.cuh
   return place;
 }
 

@@ -126,53 +126,56 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
     u64 chunk = 0;
     if (lane == 0) chunk = find_address(index != kNone ? index : ask_for_chunk(kept.sequence), kept.sequence);
     chunk = static_cast<u64>(__shfl_sync(active, high(chunk), 0)) << 32 | __shfl_sync(active, low(chunk), 0);
-    if (chunk == 0) {
-      if (lane == 0) count_lost(__popc(held & ~raws));
-      return;
-    }
     const Words header{{linear_block(), chunk_meta(linear_warp(), read_smid(), kept.count, flags), kept.launch(),
                         kept.sequence, low(base), high(base)}};
     const u32 word = select(lane < kFirstLane, header.of(lane), kept.record<kCodeBits>(lane));
     const bool last = (flags & layout::kFlagLast) != 0;
-    store_together<kCodeBits, kSitesHash>(kept, lane, chunk, word, last && linear_warp() == 0, block);
+    if (chunk != 0) {
+      store_together<kCodeBits, kSitesHash>(kept, lane, chunk, word, last && linear_warp() == 0, block);
+    } else if (lane == 0) {
+      count_lost(__popc(held & ~raws));
+    }
     if (kKeepNewest) __syncwarp(active);
-    if (kKeepNewest && lane == 0) close_chunk(chunk, __popc(held & ~raws));
-    return;
-  }
-  if (active != kFullMask) flags |= layout::kFlagPartial;
-  if (!agree) flags |= layout::kFlagNonuniform;
-  const u32 second = __shfl_sync(active, kept.time, lane + 1u), third = __shfl_sync(active, kept.time, lane + 2u);
-  const u32 extra = (kept.code & layout::kCodePayload) + (kept.code / layout::kCodeId & 1u);
-  const u32 needed = ((1u << extra) - 1u) << 1u << lane;
-  if (is_event && (active & needed) == needed) {
-    const bool first = (held & ~raws & ((1u << lane) - 1u)) == 0;
-    const u64 chunk = find_address(first && index != kNone ? index : ask_for_chunk(kept.sequence), kept.sequence);
-    const u32 own_flags = (flags & ~layout::kFlagLast) | layout::kFlagExact | (exact ? 0u : layout::kFlagNear);
-    if (chunk == 0) {
-      count_lost(1u);
-    } else {
-      store_alone(kept, chunk, kept.sequence + lane - kFirstLane, 1u + extra, own_flags, base - age,
-                  kept.record<kCodeBits>(lane), second, third);
-      close_chunk(chunk, 1u);
+    if (kKeepNewest && lane == 0 && chunk != 0) close_chunk(chunk, __popc(held & ~raws));
+  } else {
+    if (active != kFullMask) flags |= layout::kFlagPartial;
+    if (!agree) flags |= layout::kFlagNonuniform;
+    const u32 second = __shfl_sync(active, kept.time, lane + 1u), third = __shfl_sync(active, kept.time, lane + 2u);
+    const u32 extra = (kept.code & layout::kCodePayload) + (kept.code / layout::kCodeId & 1u);
+    const u32 needed = ((1u << extra) - 1u) << 1u << lane;
+    const bool whole = (active & needed) == needed;  // else its id or payload stood in a lane that is not here
+    if (is_event && !whole) count_lost(1u);
+    if (is_event && whole) {
+      const bool first = (held & ~raws & ((1u << lane) - 1u)) == 0;
+      const u64 chunk = find_address(first && index != kNone ? index : ask_for_chunk(kept.sequence), kept.sequence);
+      const u32 own_flags = (flags & ~layout::kFlagLast) | layout::kFlagExact | (exact ? 0u : layout::kFlagNear);
+      if (chunk == 0) {
+        count_lost(1u);
+      } else {
+        store_alone(kept, chunk, kept.sequence + lane - kFirstLane, 1u + extra, own_flags, base - age,
+                    kept.record<kCodeBits>(lane), second, third);
+        close_chunk(chunk, 1u);
+      }
+    }
+    if ((flags & layout::kFlagLast) != 0 && lane == leader) {
+      const bool asked = (held & ~raws) == 0 && index != kNone;
+      const u64 chunk = find_address(asked ? index : ask_for_chunk(kept.sequence), kept.sequence);
+      const bool block_record = linear_warp() == 0 && active == kFullMask;
+      if (block_record) flags |= layout::kFlagBlockRecord;
+      if (chunk == 0) {
+        count_lost(0u);
+      } else {
+        store_alone(kept, chunk, kept.sequence + count, 0, flags | layout::kFlagExact, base, 0, 0, 0);
+      }
+      if (chunk != 0 && block_record) {
+        const u64 record = chunk + 4u * layout::kBlockRecordWord;
+        store_words(record, block.begin_globaltimer, low(block.globaltimer), high(block.globaltimer), block.sm);
+        store_words(record + 16u, kSitesHash, high(read_gridid()), 0, 0);
+      }
+      if (kKeepNewest && chunk != 0) close_chunk(chunk, 0u);
     }
   }
-  if ((flags & layout::kFlagLast) != 0 && lane == leader) {
-    const bool asked = (held & ~raws) == 0 && index != kNone;
-    const u64 chunk = find_address(asked ? index : ask_for_chunk(kept.sequence), kept.sequence);
-    const bool block_record = linear_warp() == 0 && active == kFullMask;
-    if (block_record) flags |= layout::kFlagBlockRecord;
-    if (chunk == 0) {
-      count_lost(0u);
-    } else {
-      store_alone(kept, chunk, kept.sequence + count, 0, flags | layout::kFlagExact, base, 0, 0, 0);
-    }
-    if (chunk != 0 && block_record) {
-      const u64 record = chunk + 4u * layout::kBlockRecordWord;
-      store_words(record, block.begin_globaltimer, low(block.globaltimer), high(block.globaltimer), block.sm);
-      store_words(record + 16u, kSitesHash, high(read_gridid()), 0, 0);
-    }
-    if (kKeepNewest && chunk != 0) close_chunk(chunk, 0u);
-  }
+  __syncwarp(active);  // the lanes that came together leave together: nobody else brings them together again
 }
 
 template <u32 kCodeBits, u32 kSitesHash>
@@ -224,6 +227,9 @@ __device__ __forceinline__ void write_last(Kept kept, u32 lane, u64 base, const 
 constexpr u32 kUnasked = 1;  // until the second record
 constexpr u32 kAsked = layout::kRecordSlots - 3u;
 
+// In place of a clock that is not known; none has this high half.
+constexpr u64 kNoClock = ~0ull;
+
 // What a warp does at its second record: learns whether it is recorded, and asks for a chunk.
 template <bool kInLoop>
 __device__ __forceinline__ bool ask_at_second(const Choice& choice, u32 lane, Kept& kept, BlockFacts& block) {
@@ -246,22 +252,23 @@ struct Turned {
 };
 
 // The rare part of a mark in a loop, as one call: little then stands in the way of the others, and the branch around it
-// is the same for the whole warp. `last` is the clock of the last record, 0 where that is not known; it is the base of
+// is the same for the whole warp. `last` is the clock of the last record or kNoClock; it is the base of
 // what is written, so that records and base have the same high half.
 template <u32 kCodeBits, u32 kSitesHash>
 __device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, bool recorded, Choice choice,
                                     BlockFacts block) {
-  const u32 lane = linear_thread() % 32u;
+  const u32 active = __activemask(), lane = linear_thread() % 32u;
   if ((what & kBegins) != 0) {
     read_timers(kept.time, kept.code, block.begin_globaltimer, linear_thread(), 0);
     now += kept.time - low(now);  // a little later than `now`, which the mark's own code read
   }
   if ((what & kAsks) != 0) recorded = ask_at_second<true>(choice, lane, kept, block);
   if ((what & kWrites) != 0 && recorded) {
-    const u64 base = last != 0 ? last : now;
+    const u64 base = last != kNoClock ? last : now;
     write_chunk<kCodeBits, kSitesHash, false, false, false>(kept, lane, base, block);
     kept.begin_chunk(lane, now);
   }
+  __syncwarp(active);  // as at the end of write_unusual
   return {now, kept.time, kept.index, kept.grid, recorded, block.begin_globaltimer, block.sm};
 }
 
@@ -269,7 +276,7 @@ __device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, bool
 template <u32 kCodeBits, u32 kSitesHash>
 __device__ __noinline__ void write_rest(Kept kept, u64 last, u64 now, BlockFacts block) {
   const u32 lane = linear_thread() % 32u;
-  if (last != 0 && high(last) != high(now) && kept.count != 0) {
+  if (last != kNoClock && high(last) != high(now) && kept.count != 0) {
     write_chunk<kCodeBits, kSitesHash, false, false, true>(kept, lane, last, block);
     kept.begin_chunk(lane, now);
   }
@@ -377,7 +384,7 @@ class Packed {
       kept_.begin_chunk(lane_, base);
     } else {
       const u64 now = read_clock();  // not a mark
-      const Turned turned = turn<kCodeBits, kSitesHash>(kWrites, kept_, 0, now, recorded_, choice_, block_);
+      const Turned turned = turn<kCodeBits, kSitesHash>(kWrites, kept_, kNoClock, now, recorded_, choice_, block_);
       kept_.index = turned.index;
       kept_.sequence += kept_.count;
       kept_.count = kept_.raws = 0;
@@ -390,7 +397,7 @@ class Packed {
   // where the compiler sees that they do.
   __device__ __forceinline__ u64 make_way(u64 now) {
     const bool full = kept_.count > limit_;
-    const bool turned_over = last_ != 0 && high(now) != high(last_);
+    const bool turned_over = last_ != kNoClock && high(now) != high(last_);
     const bool asks = limit_ == kUnasked && (full || turned_over);
     const bool writes = kept_.count != 0 && (turned_over || (full && limit_ != kUnasked));
     const u32 what = (begun_ ? 0u : kBegins) | (asks ? kAsks : 0u) | (writes ? kWrites : 0u);
@@ -413,9 +420,9 @@ class Packed {
 
   bool begun_ = false;
   bool recorded_ = true;  // until it is known
-  u32 lane_;
+  u32 lane_ = 0;          // ptxas of CUDA 13.0 takes what is set on one way only for set on the other too
   u32 limit_ = kUnasked;
-  u64 last_ = 0;  // clock of the last mark in a loop
+  u64 last_ = kNoClock;  // clock of the last mark in a loop
   Kept kept_{0, 0, 0, 0, kNone, 0, 0, 0};
   BlockFacts block_;
   Choice choice_;

@@ -36,7 +36,9 @@ class Staged {
     const u32 warp = linear_warp();
     const u32 place = warp < WARPLENS_MAX_WARPS ? warp : WARPLENS_MAX_WARPS;
     stage_ = static_cast<u32>(__cvta_generic_to_shared(storage)) + place * kWarpBytes;
-    store_shared(stage_ + kEndedOffset, 0, 0);
+    const u32 active = __activemask();
+    if (speaks(active)) store_shared(stage_ + kEndedOffset, 0, 0);
+    __syncwarp(active);
     choice_.ask();
     const Chosen chosen = choice_.choose<false>();
     launch_ = chosen.launch;
@@ -49,10 +51,11 @@ class Staged {
     if (after_wait) settle();
     const u64 clock = read_clock();
     if (count_ + 1 + (has_id ? 1 : 0) + (has_payload ? 1 : 0) > layout::kRecordSlots) flush(0);
-    if (sequence_ + count_ == 0) store_shared(stage_ + kBeginOffset, low(read_globaltimer()), 0);
-    keep(low(clock), (high(clock) << 16) | code);
-    if (has_id) keep(id, kRaw);
-    if (has_payload) keep(payload, kRaw);
+    const bool writes = speaks(__activemask());
+    if (sequence_ + count_ == 0 && writes) store_shared(stage_ + kBeginOffset, low(read_globaltimer()), 0);
+    keep(writes, low(clock), (high(clock) << 16) | code);
+    if (has_id) keep(writes, id, kRaw);
+    if (has_payload) keep(writes, payload, kRaw);
   }
 
   __device__ __forceinline__ bool leaves_out(u32 iteration) const { return choice_.leaves_out(iteration); }
@@ -73,13 +76,20 @@ class Staged {
   }
 
  private:
-  __device__ __forceinline__ void keep(u32 first, u32 second) {
-    store_shared(stage_ + kRecordBytes * count_++, first, second);
+  // One lane of those that are here together writes: two that store to one address race, though they store the same.
+  __device__ __forceinline__ static bool speaks(u32 active) {
+    return read_laneid() == static_cast<u32>(__ffs(active) - 1);
+  }
+
+  __device__ __forceinline__ void keep(bool writes, u32 first, u32 second) {
+    if (writes) store_shared(stage_ + kRecordBytes * count_, first, second);
+    ++count_;
   }
 
   __device__ __forceinline__ void flush(u32 flags) {
     const u32 active = __activemask();
     const u32 leader = __ffs(active) - 1;
+    __syncwarp(active);  // who reads the records need not be who wrote them
     if (!__all_sync(active, count_ == __shfl_sync(active, count_, leader))) flags |= layout::kFlagNonuniform;
     if (on_ && read_laneid() == leader) write(stage_, count_, sequence_, flags, launch());
     __syncwarp(active);
