@@ -104,6 +104,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_command_opens_the_page_and_ends_when_it_has_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[bytes] = []
+    threads: list[threading.Thread] = []
 
     def browse(url: str) -> None:
         host, _, name = url.partition("?url=http://")[2].partition("/")
@@ -114,10 +115,12 @@ def test_the_command_opens_the_page_and_ends_when_it_has_the_file(file: Path, mo
             fetched.append(connection.getresponse().read())
             connection.close()
 
-        threading.Thread(target=fetch).start()
+        threads.append(threading.Thread(target=fetch))
+        threads[0].start()
 
     monkeypatch.setattr("click.launch", browse)
     result = CliRunner().invoke(main, ["export", str(file), "-t", "perfetto", "--open"])
+    threads[0].join(5)
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "wrote run.pftrace.gz\n"
     assert fetched == [Path("run.pftrace.gz").read_bytes()]
