@@ -79,7 +79,7 @@ def many_warps(blocks: int, warps: int) -> Any:
     columns |= {"sequence": np.tile([0, 1], len(block)), "site": np.tile([0, 6], len(block)), "launch": 0 * start}
     columns |= {"start_ns": start, "start_cycles": start, "duration_ns": time, "duration_cycles": time}
     spans = pl.DataFrame({**columns, "depth": 0 * start, "flags": 0 * start}).with_columns(
-        payload=None, id=None, end_block=None, end_warp=None
+        payload=None, id=None, end_block=None, end_warp=None, corrected_ns=None, corrected_uncertainty_ns=None
     )
     order = base.spans.columns
     number = np.arange(blocks)

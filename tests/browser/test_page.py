@@ -28,7 +28,7 @@ def trace(request: pytest.FixtureRequest) -> Trace:
 
 def test_trust_phases_and_problems_stand_in_real_tables(opened: Open, trace: Trace) -> None:
     tab = opened(trace)
-    assert tab.locator("#trust tr th").first.inner_text() == "kernel time"
+    assert {"kernel time", "correction"} <= set(tab.locator("#trust tr th").all_inner_texts())
     rows = tab.locator("table.phases tbody tr:not(.part) th").all_inner_texts()
     assert [text.strip() for text in rows] == SITES
     assert tab.locator("#problem-count").inner_text() == "1 problem"
@@ -310,7 +310,7 @@ def test_the_tip_says_for_how_many_spans_a_pixel_stands(opened: Open, trace: Tra
     x, y = middle(tab)
     found = ""
     for step in range(0, 300, 3):
-        tab.mouse.move(x - step, y)
+        tab.mouse.move(x - step, y + step % 30)  # past the bar of an SM's blocks, wherever it lies
         found = tab.locator("#tip").inner_text() if tab.locator("#tip").is_visible() else ""
         if "stands for" in found:
             break
