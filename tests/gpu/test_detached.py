@@ -36,6 +36,7 @@ LOOP = """
     p[threadIdx.x] += i;
     r.mark_lane(s::c, i);
   }
+  __syncwarp();  // lanes that leave a loop with such marks do not wait for the others
   r.phase(s::b);"""
 RECURSION = (
     HEAD

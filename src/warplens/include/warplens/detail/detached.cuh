@@ -16,22 +16,11 @@ __device__ __forceinline__ constexpr u32 mark_code(u32 site) {
   return site << layout::kCodeSiteShift | layout::kVerbMark << layout::kCodeVerbShift;
 }
 
-// By one lane, for those of the mask.
+// One event, by one lane for those of the mask. In a function of its own, out of the way of the code that has the mark.
 template <bool kLive>
-__device__ __forceinline__ void write_alone(u64 now, u32 record, u32 payload, u32 lanes) {
-  Choice choice;
-  choice.ask();
-  const Chosen chosen = choice.choose<true>();
-  if (!chosen.recorded) return;
-  const u32 spread = low(now);  // over a ring's cursors, as the sequence of a warp's own chunks
-  const u64 chunk = find_address(ask_for_chunk(spread), spread);
-  if (chunk == 0) {
-    count_lost(1u);
-    return;
-  }
+__device__ __noinline__ void store_detached(u64 chunk, u64 now, u32 launch, u32 record, u32 payload, u32 lanes) {
   const u32 count = 2u + (record & layout::kCodePayload);
   const u32 meta = chunk_meta(linear_warp(), read_smid(), count, layout::kDetachedFlags);
-  const u32 launch = kAllRecorded ? low(read_gridid()) : chosen.launch;
   if (kKeepNewest && kLive) {  // what the chunk held goes, its header first: see empty_chunk in direct.cuh
     store_words(chunk, 0, 0, 0, 0);
     fence_system();
@@ -44,19 +33,36 @@ __device__ __forceinline__ void write_alone(u64 now, u32 record, u32 payload, u3
   if (kLive) fence_system();
   store_words(chunk + 16u, low(now), high(now), record, lanes);
   if (kLive) fence_system();
-  close_chunk(chunk, 1u);
 }
 static_assert(layout::kWordBlock == 0 && layout::kWordMeta == 1 && layout::kWordGrid == 2 &&
                   layout::kWordSequence == 3 && layout::kWordBaseLow == 4 && layout::kWordBaseHigh == 5 &&
                   layout::kHeaderWords == 6,
               "the order of a header; a record, its id and its payload follow it");
 
-// By the lowest of the lanes that are here together. One function that calls no other, out of the way of the code that
-// has the mark: it asks anew whether the warp is recorded, since keeping the answer would take registers of the kernel.
+// By the lowest of the lanes that are here together. It asks anew whether the warp is recorded, since keeping the
+// answer would take registers of the kernel. What asks for a chunk stands here and in no function that is called: ptxas
+// begins a function that has an atomic with a result, or a load or store that is not weak, with a YIELD, and a YIELD
+// lets go the lanes that wait behind the branch which has the mark. They would be apart from then on, and their marks
+// too.
 template <bool kLive>
-__device__ __noinline__ void write_detached(u64 now, u32 record, u32 payload) {
+__device__ __forceinline__ void write_detached(u64 now, u32 record, u32 payload) {
   const u32 lanes = __activemask();
-  if (read_laneid() == static_cast<u32>(__ffs(lanes) - 1)) write_alone<kLive>(now, record, payload, lanes);
+  if (read_laneid() == static_cast<u32>(__ffs(lanes) - 1)) {
+    Choice choice;
+    choice.ask();
+    const Chosen chosen = choice.choose<false>();
+    if (chosen.recorded) {
+      const u32 spread = low(now);  // over a ring's cursors, as the sequence of a warp's own chunks
+      const u64 chunk = find_address(ask_for_chunk(spread), spread);
+      if (chunk == 0) {
+        count_lost(1u);
+      } else {
+        const u32 launch = kAllRecorded ? low(read_gridid()) : chosen.launch;
+        store_detached<kLive>(chunk, now, launch, record, payload, lanes);
+        close_chunk(chunk, 1u);
+      }
+    }
+  }
   __syncwarp(lanes);  // as at the end of write_unusual in packed.cuh
 }
 

@@ -95,15 +95,16 @@ __device__ __forceinline__ void load_words(u64 address, u32& a, u32& b, u32& c, 
                : "memory");
 }
 
+// Weak, as all loads of this file: see YIELD in detached.cuh.
 __device__ __forceinline__ u32 load_word(u64 address) {
   u32 value;
-  asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
 
 __device__ __forceinline__ u64 load_wide(u64 address) {
   u64 value;
-  asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 }
 
@@ -200,6 +201,9 @@ __device__ __forceinline__ void store_if(bool condition, u32 address_low, u32 ad
       "r"(address_low), "r"(address_high), "r"(value)
       : "memory");
 }
+
+// Orders this lane's loads and stores for the others of its block.
+__device__ __forceinline__ void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
 // What was stored before can be read by the host, whatever happens to the kernel after.
 __device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }

@@ -69,9 +69,11 @@ class Staged {
     const u32 all = threads >= 32u ? kFullMask : (1u << threads) - 1u;
     const u32 leader = __ffs(active) - 1;
     u32 ended = 0;
+    fence_block();
     if (read_laneid() == leader) ended = fetch_or_shared(stage_ + kEndedOffset, active);
     choice_.end_block();
     if ((__shfl_sync(active, ended, leader) | active) != all) return;  // the last lanes to leave end the warp
+    fence_block();                                                     // and read what the others stored
     flush(layout::kFlagLast | (active == all ? 0u : layout::kFlagPartial));
   }
 
@@ -106,16 +108,20 @@ class Staged {
     u32 done = 0;
     bool last = false;
     while (!last) {
-      const u64 first = done < count ? time_of(stage, done, now) : now;
-      u64 base = now - first <= kReach ? now : first + kReach;
+      u64 first = now;
+      if (done < count) {
+        u32 word, code;
+        load_shared(stage + kRecordBytes * done, word, code);
+        first = time_of(word, code, now);
+      }
+      const u64 base = now - first <= kReach ? now : first + kReach;
       const u64 chunk = find_address(ask_for_chunk(sequence), sequence);
       u32 length = 0, events = 0;
       for (; done + length < count; ++length) {
         u32 word, code;
         load_shared(stage + kRecordBytes * (done + length), word, code);
         if ((code & 0xffffu) != kRaw) {
-          if (base - time_of(stage, done + length, now) > kReach) break;
-          if (time_of(stage, done + length, now) > base) break;
+          if (base - time_of(word, code, now) > kReach) break;  // of a time behind the base too: that is huge
           ++events;
           word = word << kCodeBits | (code & 0xffffu);
         }
@@ -147,10 +153,8 @@ class Staged {
     }
   }
 
-  // The whole clock64 of record n, from its 48 bits and a later one: exact up to 39 hours at 2 GHz.
-  __device__ __forceinline__ static u64 time_of(u32 stage, u32 n, u64 now) {
-    u32 first, second;
-    load_shared(stage + kRecordBytes * n, first, second);
+  // The whole clock64 of a record, from its 48 bits and a later one: exact up to 39 hours at 2 GHz.
+  __device__ __forceinline__ static u64 time_of(u32 first, u32 second, u64 now) {
     const u64 kept = static_cast<u64>(second >> 16) << 32 | first;
     return now - ((now - kept) & 0xffffffffffffull);
   }
