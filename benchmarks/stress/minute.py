@@ -1,7 +1,8 @@
 """Kernels of a minute, with waits of up to 1,200 turns of the records' clock: all times right, or told as doubtful.
 
-In: nothing. Out: rows. Each wait is compared with clock64 and globaltimer, both read by the kernel itself. The builds
-run side by side, on SMs of their own, so that they take a minute together.
+In: nothing. Out: rows. Each wait is compared with clock64 and globaltimer, both read by the kernel itself: in cycles to
+the cost of the marks beside it, in ns within the uncertainty that the trace states too (an SM's clock may change within
+a minute). The builds run side by side, on SMs of their own, so that they take a minute together.
 """
 
 from __future__ import annotations
@@ -128,14 +129,19 @@ def judged(run: Run, hz: float) -> Iterator[dict[str, Any]]:
         return
     stamps = run.stamps.reshape(-1, 4).astype(np.int64)
     sure = (spans["flags"].to_numpy() & int(SpanFlag.WRAPPED)) == 0
-    numbers |= {"told_as_doubtful": int((~sure).sum()), "problems": sorted(set(trace.problems["kind"].to_list()))}
+    uncertainty_ns = float(trace.launches["uncertainty_ns"][0])
+    numbers |= {
+        "uncertainty_ns": uncertainty_ns,
+        "told_as_doubtful": int((~sure).sum()),
+        "problems": sorted(set(trace.problems["kind"].to_list())),
+    }
     allowed = bool(sure.all()) or run.may_doubt
     for unit, column, begin, slack in (("cycles", "duration_cycles", 1, 0.0), ("ns", "duration_ns", 0, MOST_RELATIVE)):
         own = stamps[:, begin + 2] - stamps[:, begin]
         added = spans[column].to_numpy().astype(np.int64) - own
         most = MOST_ADDED_CYCLES if unit == "cycles" else MOST_ADDED_NS
         most *= STAGED_TIMES if run.name == "staged" else 1
-        bound = most + slack * own
+        bound = most + slack * own + (2 * uncertainty_ns if unit == "ns" else 0)  # of a begin and of an end
         right = np.abs(added) <= bound
         yield row(
             f"a kernel of {lasted_s:.0f} s, {run.name}, in {unit}",

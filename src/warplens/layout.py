@@ -208,7 +208,7 @@ STATE_CLOSED: Final = 1
 STATE_OPEN: Final = 0xFFFFFFFF
 CURSOR_LOST_EVENTS: Final = 8  # bytes behind the cursor
 CURSOR_LOST_CHUNKS: Final = 16
-RING_LEAST: Final = 16  # chunks of a cursor's ring, while there are as many
+RING_LEAST: Final = 64  # chunks of a cursor's ring, while there are as many
 # Policy `live`: behind the chunks, an entry of four words for each warp that an SM can hold, by SM and %warpid: the
 # block's linear index + 1 (0 = none yet), the warp, the sequence of its last event and that event's record.
 LAST_WARPS: Final = 64

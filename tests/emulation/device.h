@@ -20,7 +20,7 @@ struct Dim {
   unsigned x, y, z;
 };
 
-enum class Wait { kNothing, kActive, kShuffle, kBallot, kAll, kSync, kEnded };
+enum class Wait { kNothing, kActive, kShuffle, kBallot, kMatch, kAll, kSync, kEnded };
 
 extern Dim block, grid, threads_of_block;
 extern unsigned sm;
@@ -49,6 +49,7 @@ extern unsigned char shared[];
 #define __activemask() emulated::operate(emulated::Wait::kActive, 0, 0, 0)
 #define __shfl_sync(mask, value, source) emulated::operate(emulated::Wait::kShuffle, mask, value, source)
 #define __ballot_sync(mask, test) emulated::operate(emulated::Wait::kBallot, mask, (test) ? 1u : 0u, 0)
+#define __match_any_sync(mask, value) emulated::operate(emulated::Wait::kMatch, mask, value, 0)
 #define __all_sync(mask, test) (emulated::operate(emulated::Wait::kAll, mask, (test) ? 1u : 0u, 0) != 0)
 #define __syncwarp(mask) emulated::operate(emulated::Wait::kSync, mask, 0, 0)
 #define __popc __builtin_popcount
@@ -119,6 +120,7 @@ inline void store_if(bool condition, u32 address_low, u32 address_high, u32 valu
   if (condition) store_word(static_cast<u64>(address_high) << 32 | address_low, value);
 }
 inline void fence_system() {}
+inline void fence_block() {}
 inline void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
   const u32 words[] = {a, b, c, d};
   for (u32 i = 0; i < 4; ++i) emulated::store(address + 4 * i, words[i]);

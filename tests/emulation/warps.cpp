@@ -297,6 +297,11 @@ void run_warp() {
         case Wait::kBallot:
           results[i] = ballot;
           break;
+        case Wait::kMatch:
+          results[i] = 0;
+          for (unsigned other = 0; other < 32; ++other)
+            results[i] |= (lanes >> other & 1) != 0 && fibers[other].value == fiber.value ? 1u << other : 0u;
+          break;
         case Wait::kAll:
           results[i] = ballot == lanes;
           break;

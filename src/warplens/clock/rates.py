@@ -47,8 +47,9 @@ def find_rates(pairs: Pairs, size: int, guess: float, problems: list[ClockProble
             return known
     _forgive_late(pairs, size)
     low, high = slope_bounds(pairs, pairs.kept, size)
+    bend = np.zeros(size)
     if pairs.calibrated.any():
-        low, high = _without_false_calibration(pairs, low, high, size, problems)
+        low, high, bend = _without_false_calibration(pairs, low, high, size, problems)
     own = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(own, low, 0.0), np.where(own, high, 0.0)
     rate, error = (low + high) / 2, np.abs(high - low) / 2
@@ -68,7 +69,7 @@ def find_rates(pairs: Pairs, size: int, guess: float, problems: list[ClockProble
     unsure = ~sure & (narrow_low <= narrow_high)
     rate = np.where(unsure, (narrow_low + narrow_high) / 2, np.where(own, rate, (pool_low + pool_high) / 2))
     error = np.where(unsure, (narrow_high - narrow_low) / 2, np.where(own, error, (pool_high - pool_low) / 2))
-    return Rates(rate, error)
+    return Rates(rate, error + bend)
 
 
 def _calibrated_rates(pairs: Pairs, size: int, guess: float) -> Rates | None:
@@ -153,26 +154,41 @@ def _forgive_late(pairs: Pairs, size: int) -> None:
     pairs.low[late] = -np.inf
 
 
+def _longest_gap(pairs: Pairs, size: int) -> F64:
+    """Per SM, of the time between its first and last pair of the launch, the share without any other (0 to 1)."""
+    own = pairs.part(pairs.kept & ~pairs.calibrated)
+    longest, whole = np.zeros(size), np.zeros(size)
+    same = own.sm[1:] == own.sm[:-1]
+    gap = np.diff(own.cycles).astype(np.float64)[same]
+    np.maximum.at(longest, own.sm[1:][same], gap)
+    np.add.at(whole, own.sm[1:][same], gap)
+    return np.divide(longest, whole, out=np.zeros(size), where=whole > 0)
+
+
 def _without_false_calibration(
     pairs: Pairs, low: F64, high: F64, size: int, problems: list[ClockProblem]
-) -> tuple[F64, F64]:
-    """Bounds in which an SM whose calibration no line joins with its launch has lost its calibration pairs."""
+) -> tuple[F64, F64, F64]:
+    """Bounds in which an SM whose calibration no line joins with its launch has lost its calibration pairs.
+
+    And how far off the rate may be at a moment between the launch's pairs: it changed, and nobody knows when.
+    """
     extent = np.zeros(size)
     np.maximum.at(extent, pairs.sm, np.abs(pairs.cycles).astype(np.float64))
     some = np.isfinite(low) & np.isfinite(high)
     crossed = np.where(some, low, 0.0) - np.where(some, high, 0.0)
     false = crossed * extent > max(2 * pairs.step_ns, 100.0)
     if not false.any():
-        return low, high
+        return low, high, np.zeros(size)
     launch_only = pairs.kept & ~pairs.calibrated
     has_launch = np.bincount(pairs.sm[launch_only], minlength=size) > 0
     false &= has_launch
     pairs.kept &= ~(pairs.calibrated & false[pairs.sm])
     again_low, again_high = slope_bounds(pairs, pairs.kept, size)
+    bend = np.where(false, crossed * _longest_gap(pairs, size), 0.0)
     if false.any():
         text = (
             f"on {false.sum()} SMs the clock ran otherwise in the launch than right before and after it (it slows for "
             "a moment when much work begins): there the launch's own clock pairs are used"
         )
         problems.append(ClockProblem("clock_disagrees", int(false.sum()), "note", text))
-    return np.where(false, again_low, low), np.where(false, again_high, high)
+    return np.where(false, again_low, low), np.where(false, again_high, high), bend

@@ -39,14 +39,15 @@ static_assert(layout::kWordBlock == 0 && layout::kWordMeta == 1 && layout::kWord
                   layout::kHeaderWords == 6,
               "the order of a header; a record, its id and its payload follow it");
 
-// By the lowest of the lanes that are here together. It asks anew whether the warp is recorded, since keeping the
+// By the lowest of the lanes that are here together with the same payload. It asks anew whether the warp is recorded, since keeping the
 // answer would take registers of the kernel. What asks for a chunk stands here and in no function that is called: ptxas
 // begins a function that has an atomic with a result, or a load or store that is not weak, with a YIELD, and a YIELD
 // lets go the lanes that wait behind the branch which has the mark. They would be apart from then on, and their marks
 // too.
 template <bool kLive>
 __device__ __forceinline__ void write_detached(u64 now, u32 record, u32 payload) {
-  const u32 lanes = __activemask();
+  const u32 here = __activemask();
+  const u32 lanes = (record & layout::kCodePayload) != 0 ? __match_any_sync(here, payload) : here;
   if (read_laneid() == static_cast<u32>(__ffs(lanes) - 1)) {
     Choice choice;
     choice.ask();
@@ -63,7 +64,7 @@ __device__ __forceinline__ void write_detached(u64 now, u32 record, u32 payload)
       }
     }
   }
-  __syncwarp(lanes);  // as at the end of write_unusual in packed.cuh
+  __syncwarp(here);  // as at the end of write_unusual in packed.cuh
 }
 
 template <u32 kCodeBits, bool kLive, bool kOn>
