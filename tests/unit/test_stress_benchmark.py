@@ -245,7 +245,9 @@ def test_a_wait_is_right_or_told_as_doubtful_where_it_may_be(
         }
     )
     trace = SimpleNamespace(
-        spans=spans, launches=pl.DataFrame({"duration_ns": [3 * 10**9]}), problems=pl.DataFrame({"kind": ["x"]})
+        spans=spans,
+        launches=pl.DataFrame({"duration_ns": [3 * 10**9], "uncertainty_ns": [40.0]}),
+        problems=pl.DataFrame({"kind": ["x"]}),
     )
     run = SimpleNamespace(name="n", trace=trace, stamps=stamps, count=count, may_doubt=may_doubt)
     rows = list(minute.judged(run, 2e9))

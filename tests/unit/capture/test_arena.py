@@ -92,9 +92,9 @@ def test_a_ring_and_its_states_use_the_arena_and_no_more(capacity_bytes: int) ->
 
 @pytest.mark.parametrize(
     ("chunks", "cursors"),
-    [(0, 1), (1, 1), (31, 1), (32, 2), (7_900, 256), (16_383, 512), (16_384, 1024), (1 << 30, 1024)],
+    [(0, 1), (1, 1), (127, 1), (128, 2), (7_900, 64), (65_535, 512), (65_536, 1024), (1 << 30, 1024)],
 )
-def test_each_cursor_of_a_ring_has_sixteen_chunks_or_more(chunks: int, cursors: int) -> None:
+def test_each_cursor_of_a_ring_has_64_chunks_or_more(chunks: int, cursors: int) -> None:
     assert arena.ring_cursors(chunks) == cursors
 
 

@@ -42,8 +42,8 @@ def test_names_of_strangers_are_shown_as_text(name: str) -> None:
 
 
 def many_shapes() -> Any:
-    """150 launches, each of another grid, so that the summary has a table for each."""
-    trace = fake.rmsnorm(blocks=2, sms=1, warps=1, resident=1, launches=150)
+    """80 launches, each of another grid, so that the summary has a table for each."""
+    trace = fake.rmsnorm(blocks=2, sms=1, warps=1, resident=1, launches=80)
     return replace(trace, launches=trace.launches.with_columns(grid_x=(pl.col("launch") + 1).cast(pl.UInt32)))
 
 

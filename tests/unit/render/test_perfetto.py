@@ -216,7 +216,7 @@ INTERVALS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(INTERVALS, st.sampled_from([1, 3, 1 << 15]))
 def test_any_spans_keep_their_times_and_nest(rows: list[tuple[int, int, int, int, int]], piece_rows: int) -> None:
     spans = [
@@ -425,9 +425,9 @@ def test_tables_that_contradict_themselves_give_a_trace_with_all_begins_and_ends
     assert [s.duration_ns for s in found.slices if s.category in ("block", "launch")] == [0, 0]
 
 
-def test_ten_thousand_warps_have_ten_thousand_tracks() -> None:
-    found = written(rmsnorm(blocks=500, sms=125, warps=20, resident=4), arguments=False)
-    assert sum(t.name.startswith("warp ") for t in found.tracks.values()) == 10_000
+def test_three_thousand_warps_have_three_thousand_tracks() -> None:
+    found = written(rmsnorm(blocks=150, sms=50, warps=20, resident=3), arguments=False)
+    assert sum(t.name.startswith("warp ") for t in found.tracks.values()) == 3_000
 
 
 def test_the_same_trace_gives_the_same_bytes() -> None:

@@ -111,7 +111,7 @@ def test_shares_of_a_recording_are_overlaps_of_spans_over_those_of_its_blocks() 
     counters = shares_of(written(trace, arguments=False))
     assert list(counters) == site_names(trace.sites)
     times = np.unique([at for values in counters.values() for at, _ in values])
-    for index in range(0, len(times) - 1, 37):
+    for index in range(0, len(times) - 1, 149):
         at, until = times[index : index + 2] - trace.origin_ns
 
         def overlap(end: pl.Expr, at: int = at, until: int = until) -> pl.Expr:

@@ -213,7 +213,7 @@ def test_of_very_many_pairs_the_largest_are_drawn() -> None:
 
 @pytest.mark.parametrize("kind", ["distributions", "sm", "diff"])
 def test_names_of_strangers_are_drawn_as_text(tmp_path: Path, kind: str) -> None:
-    for name in ("$x^2$", "\x1b[2J", "名", "</script>", "a" * 10_000, "\u202egnp"):
-        trace = fake.renamed(small(), [name, *"bcdefgh"])
-        path = plot(trace, kind, tmp_path / "a.svg", after=trace if kind == "diff" else None)
-        assert b"</script>" not in path.read_bytes()
+    names = ["$x^2$", "\x1b[2J", "名", "</script>", "a" * 10_000, "\u202egnp"]
+    trace = fake.renamed(small(), [*names, "g", "h"])
+    path = plot(trace, kind, tmp_path / "a.svg", after=trace if kind == "diff" else None)
+    assert b"</script>" not in path.read_bytes()

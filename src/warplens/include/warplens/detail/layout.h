@@ -68,7 +68,7 @@ constexpr unsigned kStateClosed = 1u;
 constexpr unsigned kStateOpen = 4294967295u;
 constexpr unsigned kCursorLostEvents = 8u;
 constexpr unsigned kCursorLostChunks = 16u;
-constexpr unsigned kRingLeast = 16u;
+constexpr unsigned kRingLeast = 64u;
 constexpr unsigned kLastWarps = 64u;
 constexpr unsigned kLastBytes = 16u;
 
