@@ -103,11 +103,12 @@ def fit(
     [globaltimer, globaltimer + step). `step_ns` is the observed step (None: 1000). `late_ns` (shape () or (n,)) says by
     how much globaltimer may have been read later than the clock. `calibration` holds entries of a
     manifest (keys sm, globaltimer_ns, clock_cycles), whose pairs were taken at edges of globaltimer.
-    `nominal_cycles_per_ns` is used, with a problem, only where no rate can be found; without it one cycle counts
-    as 1 ns. `wanted_sms` names SMs that need a line even without a pair: they get the median line, and a
-    problem; `unknown_sm`, a number that stands for an SM that is not known, gets it without. `wanted_cycles`, SMs and
-    clocks, are those that will be converted, where the pairs may not enclose them: then the uncertainty holds for all
-    of these, and it is told how far beyond the pairs they lie.
+    `nominal_cycles_per_ns` is used, with a problem, where no rate can be found; without it one cycle counts as 1 ns
+    there. Where the clock changed in the launch it bounds how far off times between its pairs may be. `wanted_sms`
+    names SMs that need a line even without a pair: they get the median line, and a problem; `unknown_sm`, a number that
+    stands for an SM that is not known, gets it without. `wanted_cycles`, SMs and clocks, are those that will be
+    converted, where the pairs may not enclose them: then the uncertainty holds for all of these, and it is told how far
+    beyond the pairs they lie.
     Raises ValueError when the columns differ in length.
     """
     step_ns = step_ns or DEFAULT_STEP_NS
@@ -123,7 +124,7 @@ def fit(
         pairs.reject_gross(guess, size)
     else:
         pairs.reject_gross(guess, size)
-        rates = find_rates(pairs, size, guess, problems)
+        rates = find_rates(pairs, size, guess, problems, nominal_cycles_per_ns)
     out = _offsets(pairs, rates, size, problems)
     if wanted_cycles is not None:
         _extrapolate(out, rates, int64(wanted_cycles[0]), int64(wanted_cycles[1]), pairs)

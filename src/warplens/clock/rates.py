@@ -13,6 +13,7 @@ import numpy as np
 from warplens.clock.pairs import (
     F64,
     GROSS_RATE_ERROR,
+    Bool,
     ClockProblem,
     Pairs,
     extent,
@@ -39,17 +40,22 @@ class Rates:
     error: F64  # half width, ns per cycle
 
 
-def find_rates(pairs: Pairs, size: int, guess: float, problems: list[ClockProblem]) -> Rates:
-    """Each SM's rate: from its own pairs where they say enough, else narrowed by what the other SMs say."""
+def find_rates(
+    pairs: Pairs, size: int, guess: float, problems: list[ClockProblem], nominal: float | None = None
+) -> Rates:
+    """Each SM's rate: from its own pairs where they say enough, else narrowed by what the other SMs say.
+
+    `nominal` is the SM clock that was reported (cycles per ns), or None.
+    """
     if pairs.calibrated.any():
         known = _calibrated_rates(pairs, size, guess) or _continued_calibration(pairs, size, problems)
         if known is not None:
             return known
     _forgive_late(pairs, size)
     low, high = slope_bounds(pairs, pairs.kept, size)
-    bend = np.zeros(size)
+    changed = np.zeros(size, np.bool_)
     if pairs.calibrated.any():
-        low, high, bend = _without_false_calibration(pairs, low, high, size, problems)
+        low, high, changed = _without_false_calibration(pairs, low, high, size, problems)
     own = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(own, low, 0.0), np.where(own, high, 0.0)
     rate, error = (low + high) / 2, np.abs(high - low) / 2
@@ -69,7 +75,11 @@ def find_rates(pairs: Pairs, size: int, guess: float, problems: list[ClockProble
     unsure = ~sure & (narrow_low <= narrow_high)
     rate = np.where(unsure, (narrow_low + narrow_high) / 2, np.where(own, rate, (pool_low + pool_high) / 2))
     error = np.where(unsure, (narrow_high - narrow_low) / 2, np.where(own, error, (pool_high - pool_low) / 2))
-    return Rates(rate, error + bend)
+    if nominal is not None:
+        # The clock changed, nobody knows when, and is never faster than it is reported to be: by as much as the
+        # launch's mean rate is slower, times between its pairs may be off (twice, since half a span counts).
+        error += np.where(changed, 2 * np.maximum(rate - 1 / nominal, 0.0) * _longest_gap(pairs, size), 0.0)
+    return Rates(rate, error)
 
 
 def _calibrated_rates(pairs: Pairs, size: int, guess: float) -> Rates | None:
@@ -167,28 +177,24 @@ def _longest_gap(pairs: Pairs, size: int) -> F64:
 
 def _without_false_calibration(
     pairs: Pairs, low: F64, high: F64, size: int, problems: list[ClockProblem]
-) -> tuple[F64, F64, F64]:
-    """Bounds in which an SM whose calibration no line joins with its launch has lost its calibration pairs.
-
-    And how far off the rate may be at a moment between the launch's pairs: it changed, and nobody knows when.
-    """
+) -> tuple[F64, F64, Bool]:
+    """Bounds in which an SM whose calibration no line joins with its launch has lost its calibration pairs; which."""
     extent = np.zeros(size)
     np.maximum.at(extent, pairs.sm, np.abs(pairs.cycles).astype(np.float64))
     some = np.isfinite(low) & np.isfinite(high)
     crossed = np.where(some, low, 0.0) - np.where(some, high, 0.0)
     false = crossed * extent > max(2 * pairs.step_ns, 100.0)
     if not false.any():
-        return low, high, np.zeros(size)
+        return low, high, false
     launch_only = pairs.kept & ~pairs.calibrated
     has_launch = np.bincount(pairs.sm[launch_only], minlength=size) > 0
     false &= has_launch
     pairs.kept &= ~(pairs.calibrated & false[pairs.sm])
     again_low, again_high = slope_bounds(pairs, pairs.kept, size)
-    bend = np.where(false, crossed * _longest_gap(pairs, size), 0.0)
     if false.any():
         text = (
             f"on {false.sum()} SMs the clock ran otherwise in the launch than right before and after it (it slows for "
             "a moment when much work begins): there the launch's own clock pairs are used"
         )
         problems.append(ClockProblem("clock_disagrees", int(false.sum()), "note", text))
-    return np.where(false, again_low, low), np.where(false, again_high, high), bend
+    return np.where(false, again_low, low), np.where(false, again_high, high), false
