@@ -47,7 +47,9 @@ class Kernels:
     """device_facts.cu on the GPU, launched in the default stream."""
 
     def __init__(self, arch: str) -> None:
-        compiled = compile_cubin(SOURCE.read_text(encoding="utf-8"), KERNELS, arch=arch, filename=SOURCE.name)
+        options = ["-DWARPLENS_NO_CLUSTER"]
+        text = SOURCE.read_text(encoding="utf-8")
+        compiled = compile_cubin(text, KERNELS, arch=arch, options=options, filename=SOURCE.name)
         self._library = Library(compiled.cubin)  # its functions go with it
         self._functions = {name: self._library.function(compiled.names[name], name) for name in KERNELS}
 

@@ -348,3 +348,27 @@ def test_no_function_that_a_mark_of_lanes_calls_lets_go_those_that_wait(
     for called in ("14store_detached", "19call_choose_further"):
         (code,) = [code for name, code in functions.items() if called in name]
         assert not [instruction for instruction in code if "YIELD" in instruction], called
+
+
+WAITS = """#include <warplens/warplens.cuh>
+WARPLENS_SITES_FROM(s, SITES);
+__global__ void k(float* p) {
+  warplens::Recorder<s> rec;
+  rec.phase(s::a);
+  p[threadIdx.x] += 1;
+  rec.wait(s::b);
+  __syncthreads();
+  rec.end_phase();
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_memory_of_the_system_is_read_only_where_no_cluster_is_launched(arch: str) -> None:
+    """In a cluster that is an illegal instruction: unless the host says otherwise, a word of our own is read."""
+    sites = '#define SITES(X) X(a, "a", phase, "") X(b, "b", wait, "barrier")\n'
+    own = {}
+    for options in ((), ("-DWARPLENS_NO_CLUSTER",)):
+        cubin = compile_cubin(sites + WAITS, ["k"], arch=arch, options=["-DWARPLENS_POLICY=packed", *options]).cubin
+        own[bool(options)] = b".nv.shared._Z1kPf\0" in cubin
+    assert own == {False: True, True: arch == "sm_80"}

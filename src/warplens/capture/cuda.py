@@ -124,6 +124,8 @@ class CudaKernel:
             )
         more = ["-DWARPLENS_1D"] if grid[1:] == (1, 1) and block[1:] == (1, 1) else []
         more += ["-DWARPLENS_LOOPS"] if loops else []
+        in_clusters = options.cluster is not None or self._build(self.name, ()).function.needs_cluster()
+        more += [] if in_clusters else ["-DWARPLENS_NO_CLUSTER"]
         more += arena.compile_options(narrowed=options.narrowed, listed=options.blocks is not None)
         launched = self.launched(block, options)
         clean = None if self.clean is None else launched.resources(self._build(self.clean, ()))

@@ -24,6 +24,10 @@ class Function:
         enum = getattr(driver.bindings().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
         return int(driver.call("cuFuncGetAttribute", enum, self.handle))
 
+    def needs_cluster(self) -> bool:
+        """Whether the kernel says itself that it is launched in clusters (`__cluster_dims__`)."""
+        return self._attribute("REQUIRED_CLUSTER_WIDTH") > 0
+
     def allow_shared_bytes(self, size_bytes: int) -> None:
         """Allow launches with this much dynamic shared memory."""
         enum = driver.bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -114,11 +114,12 @@ __device__ __forceinline__ u32 rotate_right(u32 value, u32 bits) { return __funn
 // cycles after one in front of it, whoever was still missing (benchmarks/results/device_facts.json). A load of shared
 // memory goes through the queue that the barrier goes through, and no compiler moves it above a barrier. The second
 // load is there to wait for the first, which decides whether it is done; a clock is not read before a load that stands
-// in front of it. (A branch costs more.) What is read is, from sm_90 on, the first word of the kilobyte that every
-// block has reserved for the system, so that no memory of our own is needed; before, shared memory begins with the
-// kernel's own. tests/gpu holds that a wait is then seen as long as it is.
+// in front of it. (A branch costs more.) What is read is a word of our own; or, where the host says that the kernel is
+// not launched in clusters, the first word of the kilobyte that every block has reserved for the system from sm_90 on,
+// which costs no memory. In a cluster to read that is an illegal instruction (seen on an H200). tests/gpu holds that a
+// wait is then seen as long as it is.
 __device__ __forceinline__ void settle() {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && defined(WARPLENS_NO_CLUSTER)
   const u32 address = 0;
 #else
   __shared__ u32 own;
