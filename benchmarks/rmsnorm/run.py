@@ -1,6 +1,6 @@
 """RMSNorm forward on the GPU: every step against torch, Liger-Kernel, QuACK, FlashInfer and a device copy.
 
-In: a GPU and torch, or with --draw a result of an earlier run and no GPU. Out: JSON with all raw times and how they
+In: a GPU and torch, or with --draw the result of an earlier run and no GPU. Out: JSON with all raw times and how they
 were made, the plots drawn from it, and a short table.
 
     python benchmarks/rmsnorm/run.py -o benchmarks/results/rmsnorm.json
@@ -16,13 +16,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import draw
-
 REPOSITORY = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+import draw  # noqa: E402
+
 PLOTS = REPOSITORY / "docs" / "images"
 HIDDEN = 5120
 ROWS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 GRID_HIDDEN = (1024, 2048, 4096, 8192, 16384)  # and HIDDEN, at ROWS
+HOST_ROWS = 256
 MIN_ROUNDS = 5
 METHOD = {
     "warm": "a CUDA graph of many launches over pairs of x and y of three times the L2 in all, each pair used in turn; "
@@ -32,7 +34,9 @@ METHOD = {
     "host": "one call in Python of the function that a user calls, arguments checked and y made where the function "
     "does so: alone, until its result is there, and many in a row",
     "bytes": "x read and y written; the weight and rstd are not counted",
-    "y": "the document's kernel, the steps, FlashInfer and the copy write into y; the others make theirs",
+    "y": "steps, FlashInfer and the copy write into a y that is given; torch, Liger-Kernel and QuACK make theirs",
+    "overlap": "FlashInfer (its default on this GPU) and the step `overlap` are launched with programmatic stream "
+    "serialisation, the others are not",
 }
 
 
@@ -41,6 +45,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON file to write, or to draw from")
     parser.add_argument("--rounds", type=int, default=9, help=f"timed rounds, {MIN_ROUNDS} at least (default 9)")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rows to measure (default: all eight)")
     parser.add_argument("--draw", action="store_true", help="draw from the JSON file and measure nothing")
     parser.add_argument("--plots", type=Path, default=PLOTS, help="folder for the plots (default docs/images)")
     options = parser.parse_args(arguments)
@@ -49,45 +54,69 @@ def main(arguments: list[str]) -> None:
     if options.draw:
         result = json.loads(options.output.read_text(encoding="utf-8"))
     else:
-        result = measure(options.rounds)
+        result = measure(options.rounds, options.rows)
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(compact(result) + "\n", encoding="utf-8")
+        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {options.output}")
     for path in draw.plots(result, options.plots):
         print(f"wrote {path}")
-    print(draw.table(result))
+    print("\n".join(draw.table(result)))
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure(rounds: int, rows: list[int]) -> dict[str, Any]:
     """All that a GPU is needed for."""
     import kernels
     import peers
     import timing
 
     sys.path.insert(0, str(REPOSITORY / "benchmarks" / "rmsnorm_overhead"))
-    import run_facts
+    from run import device_facts, nvidia_smi, versions  # that folder's run.py: this file is __main__
 
-    before = run_facts.nvidia_smi()
-    ours, our_facts = kernels.load("bfloat16")
-    others, other_facts = peers.load()
-    calls = {**ours, **others}
-    sizes = [
-        measure_size(calls, rows, hidden, rounds)
-        for hidden in (HIDDEN, *GRID_HIDDEN)
-        for rows in ROWS
-    ]
-    cold = [
-        {"rows": rows, "hidden": HIDDEN, "ns": timing.time_cold(calls, timing.make_buffers(rows, HIDDEN, "bfloat16"), rounds)}
-        for rows in ROWS
-    ]
+    before = nvidia_smi()
+    calls, facts = kernels.load("bfloat16")
+    other_calls, other_facts = peers.load()
+    calls, facts = {**calls, **other_calls}, {**facts, **other_facts}
+    sizes = [measure_size(calls, facts, r, hidden, rounds) for hidden in (HIDDEN, *GRID_HIDDEN) for r in rows]
+    cold = []
+    for r in rows:
+        buffers = timing.make_buffers(r, HIDDEN, "bfloat16")
+        cold.append({"rows": r, "hidden": HIDDEN, "ns": rounded(timing.time_cold(calls, buffers, rounds))})
+    host = timing.host_latency(calls, timing.make_buffers(HOST_ROWS, HIDDEN, "bfloat16"))
     return {
         "benchmark": "rmsnorm",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": ["python", "benchmarks/rmsnorm/run.py", f"--rounds={rounds}", "-o=rmsnorm.json"],
+        "device": device_facts(),
+        "versions": versions(),
+        "clocks": {"before": before, "after": nvidia_smi()},
+        "dtype": "bfloat16",
         "method": METHOD,
-        "clocks": {"before": before, "after": run_facts.nvidia_smi()},
-        "kernels": {**our_facts, **other_facts},
+        "kernels": facts,
         "sizes": sizes,
         "cold": cold,
-        "host": [],
+        "host": {"rows": HOST_ROWS, "hidden": HIDDEN, "calls": host},
     }
+
+
+def measure_size(calls: Any, facts: Any, rows: int, hidden: int, rounds: int) -> dict[str, Any]:
+    """Times of all kernels that take the size."""
+    import timing
+
+    buffers = timing.make_buffers(rows, hidden, "bfloat16")
+    takes = {name: call for name, call in calls.items() if facts[name].get("max_hidden", hidden) >= hidden}
+    return {
+        "rows": rows,
+        "hidden": hidden,
+        "launches_per_graph": buffers.launches,
+        "buffer_sets": len(buffers.xs),
+        "ns": rounded(timing.time_calls(takes, buffers, rounds)),
+    }
+
+
+def rounded(times: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Times to the ns."""
+    return {name: [round(ns) for ns in values] for name, values in times.items()}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -9,7 +9,7 @@ import ctypes
 from typing import Any
 
 import rmsnorm
-from steps import Step, check_capability
+from steps import Launch, Step, check_capability, launch_of
 
 from warplens.capture import driver
 from warplens.capture.compile import compile_cubin
@@ -26,10 +26,8 @@ class Forward:
     def __init__(self, step: Step, dtype: str, *, overlap: bool | None = None) -> None:
         self.step, self.dtype = step, dtype
         device = driver.ensure_context()
-        major, minor, self.sm_count = (
-            driver.attribute(device, name)
-            for name in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT")
-        )
+        major, minor = (driver.attribute(device, f"COMPUTE_CAPABILITY_{n}") for n in ("MAJOR", "MINOR"))
+        self._sm_count = driver.attribute(device, "MULTIPROCESSOR_COUNT")
         check_capability(step, (major, minor))
         arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
         name = step.kernel_name(dtype, traced=False)
@@ -42,7 +40,7 @@ class Forward:
 
     def resources(self, rows: int, hidden: int) -> dict[str, int]:
         """Registers, shared memory and resident blocks for a launch of this shape."""
-        launch = rmsnorm.launch_of(self.step, rows, hidden, self.dtype, self.sm_count)
+        launch = launch_of(self.step, rows, hidden, self.dtype, self._sm_count)
         return self._function.resources(launch.block[0], launch.shared_bytes)
 
     def __call__(self, x: Any, weight: Any, y: Any = None, *, eps: float = rmsnorm.EPS) -> Any:
@@ -50,11 +48,11 @@ class Forward:
         import torch
 
         y = torch.empty_like(x) if y is None else y
-        launch = rmsnorm.plan(x, weight, y, self.step, self.sm_count)
+        launch = rmsnorm.plan(x, weight, y, self.step, sm_count=self._sm_count)
         self._launch(launch, x, weight, y, eps, torch.cuda.current_stream().cuda_stream)
         return y
 
-    def _launch(self, launch: rmsnorm.Launch, x: Any, weight: Any, y: Any, eps: float, stream: int) -> None:
+    def _launch(self, launch: Launch, x: Any, weight: Any, y: Any, eps: float, stream: int) -> None:
         native = driver.bindings()
         self._function.allow_shared_bytes(launch.shared_bytes)
         config = native.CUlaunchConfig()

@@ -58,14 +58,14 @@ def make_kernel(dtype: str, step: Step = DOCUMENT) -> Any:
 
 def record(kernel: Any, x: Any, weight: Any, y: Any, *, eps: float = EPS, step: Step = DOCUMENT, **options: Any) -> Any:
     """Check the arguments, launch `kernel`, fill y; the `warplens.Trace`. `options` go to `Kernel.record`."""
-    launch = plan(x, weight, y, step, _sm_count())
-    numbers = [np.uint32(n) for n in launch.numbers]
+    launch = plan(x, weight, y, step, sm_count=_sm_count())
+    numbers = [np.uint32(number) for number in launch.numbers]
     options["shared_bytes"] = launch.shared_bytes
     return kernel.record(launch.grid, launch.block, x, weight, y, *numbers, np.float32(eps), **options)
 
 
-def plan(x: Any, weight: Any, y: Any, step: Step = DOCUMENT, sm_count: int = 1) -> Launch:
-    """Check the arguments of a step and return its launch.
+def plan(x: Any, weight: Any, y: Any, step: Step = DOCUMENT, *, sm_count: int = 1) -> Launch:
+    """Check the arguments of a step and return its launch on a GPU of `sm_count` SMs.
 
     x and y: bfloat16 or float16, shape (..., hidden), contiguous; weight: shape (hidden,), of the same type.
     Raises UsageError for a hidden size that is 0, above the step's or no multiple of 8, for no rows, other shapes,
