@@ -16,7 +16,7 @@ BEST = "overlap"
 PREDICTIONS = Path(__file__).parent / "predictions.json"
 PREDICTED_AT = 4096, 5120  # rows, hidden: what the traces that predictions were made from show
 COLORS = {"torch": "#ee7733", "Liger-Kernel": "#009988", "QuACK": "#cc3311", "FlashInfer": "#aa4499", COPY: "#555555"}
-OURS = {"document": "#8899aa", "four_vectors": "#88bbee", "bulk": "#3377cc", BEST: "#002255"}
+OURS = {"document": "#8899aa", "four_vectors": "#88bbee", "aligned": "#3377cc", BEST: "#002255"}
 """The steps that are drawn as lines; the others lie on one of them."""
 VALUE_BYTES = 2
 
@@ -162,7 +162,7 @@ def table(result: dict[str, Any]) -> list[str]:
     for name in sizes[0]["ns"]:
         cells = [f"{median(s['ns'][name]) / 1e3:.2f} ({spread(s['ns'][name]):.1%})" for s in sizes]
         lines.append(name.ljust(14) + "".join(f"{cell:>16}" for cell in cells))
-    for name in ("bulk", BEST):
+    for name in ("aligned", BEST):
         of_copy, ahead = [copy_fraction(s, name) for s in sizes], [lead(result, s, name) for s in sizes]
         lines.append(f"{name} / copy".ljust(14) + "".join(f"{value:>16.3f}" for value in of_copy))
         lines.append(f"peer / {name}".ljust(14) + "".join(f"{value:>16.3f}" for value in ahead))

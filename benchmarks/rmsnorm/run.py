@@ -25,6 +25,7 @@ HIDDEN = 5120
 ROWS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 GRID_HIDDEN = (1024, 2048, 4096, 8192, 16384)  # and HIDDEN, at ROWS
 HOST_ROWS = 256
+COLD_LAUNCHES = 60  # of a graph: a flush takes ten times as long as a small kernel
 MIN_ROUNDS = 5
 METHOD = {
     "warm": "a CUDA graph of many launches over pairs of x and y of three times the L2 in all, each pair used in turn; "
@@ -79,7 +80,7 @@ def measure(rounds: int, rows: list[int]) -> dict[str, Any]:
     sizes = [measure_size(calls, facts, r, hidden, rounds) for hidden in (HIDDEN, *GRID_HIDDEN) for r in rows]
     cold = []
     for r in rows:
-        buffers = timing.make_buffers(r, HIDDEN, "bfloat16")
+        buffers = timing.make_buffers(r, HIDDEN, "bfloat16", most_launches=COLD_LAUNCHES)
         cold.append({"rows": r, "hidden": HIDDEN, "ns": rounded(timing.time_cold(calls, buffers, rounds))})
     host = timing.host_latency(calls, timing.make_buffers(HOST_ROWS, HIDDEN, "bfloat16"))
     return {

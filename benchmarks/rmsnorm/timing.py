@@ -36,7 +36,7 @@ class Buffers:
     launches: int
 
 
-def make_buffers(rows: int, hidden: int, dtype: str) -> Buffers:
+def make_buffers(rows: int, hidden: int, dtype: str, *, most_launches: int = LAUNCHES[1]) -> Buffers:
     """Pairs of x and y of L2_MULTIPLE times the L2 in all, two at least, filled with normal values."""
     torch_dtype = getattr(torch, dtype)
     pair_bytes = 2 * rows * hidden * torch_dtype.itemsize
@@ -45,7 +45,7 @@ def make_buffers(rows: int, hidden: int, dtype: str) -> Buffers:
     xs = [torch.empty(rows, hidden, device="cuda", dtype=torch_dtype).normal_(generator=generator) for _ in range(sets)]
     weight = torch.empty(hidden, device="cuda", dtype=torch_dtype).normal_(generator=generator)
     wanted = int(WANTED_NS / (GUESSED_LAUNCH_NS + pair_bytes / GUESSED_BYTES_PER_NS))
-    launches = min(max(wanted, LAUNCHES[0], sets), LAUNCHES[1])
+    launches = min(max(wanted, LAUNCHES[0], sets), most_launches)
     torch.cuda.synchronize()
     return Buffers(xs, [torch.empty_like(x) for x in xs], weight, launches)
 

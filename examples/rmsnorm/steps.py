@@ -14,6 +14,7 @@ from warplens.errors import UsageError
 
 VECTOR = 8  # values of a 128-bit vector
 VALUE_BYTES = 2
+ROW_ALIGNMENT_BYTES = 128  # of a row in shared memory
 SHARED_BYTES_PER_SM = 227 << 10  # compute capability 9.0; what blocks there can use
 BLOCK_SHARED_BYTES = 2 << 10  # of a block beside its rows: its own variables, and 1 kB that CUDA takes
 WARP_SIZE = 32
@@ -60,7 +61,7 @@ class Launch:
 
 
 _DEMO = Path(str(files("warplens") / "demo" / "rmsnorm.cu"))
-_BULK: Any = {"least_capability": (9, 0), "rows_in_shared": 1, "record_every_block": 4}
+_BULK: Any = {"least_capability": (9, 0), "rows_in_shared": 1, "record_every_block": 8}
 _RING: Any = {"least_capability": (9, 0), "rows_in_shared": 5, "blocks_per_sm": 4, "record_every_block": 8}
 DOCUMENT = Step("document", "the document's kernel", _DEMO, 1, 8192)
 STEPS = (
@@ -69,8 +70,9 @@ STEPS = (
     Step("one_barrier", "one barrier instead of two", HERE / "steps" / "2_one_barrier.cu", 1, 8192),
     Step("four_vectors", "four vectors a thread", HERE / "steps" / "3_four_vectors.cu", 4, 16384, record_every_block=4),
     Step("ring", "blocks stay and fetch ahead", HERE / "steps" / "4_ring.cu", 4, 16384, **_RING),
-    Step("bulk", "a row comes and goes as one bulk copy", HERE / "steps" / "5_bulk.cu", 4, 16384, **_BULK),
-    Step("overlap", "launches overlap", HERE / "steps" / "6_overlap.cu", 4, 16384, overlaps=True, **_BULK),
+    Step("bulk", "a row comes and goes as one bulk copy", HERE / "steps" / "5_bulk.cu", 2, 16384, **_BULK),
+    Step("aligned", "the row on 128 bytes", HERE / "steps" / "6_aligned.cu", 2, 16384, **_BULK),
+    Step("overlap", "launches overlap", HERE / "steps" / "7_overlap.cu", 2, 16384, overlaps=True, **_BULK),
 )
 
 
@@ -110,7 +112,7 @@ def launch_of(step: Step, rows: int, hidden: int, dtype: str, sm_count: int) -> 
     """The launch for a shape that `check_shape` lets pass, in whole warps, on a GPU of `sm_count` SMs."""
     warps = -(-hidden // (VECTOR * WARP_SIZE * step.vectors_per_thread))
     block = (warps * WARP_SIZE, 1, 1)
-    shared_bytes = step.rows_in_shared * hidden * VALUE_BYTES
+    shared_bytes = step.rows_in_shared * -(-hidden * VALUE_BYTES // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
     if not step.blocks_per_sm:
         return Launch((rows, 1, 1), block, (hidden,), dtype, shared_bytes)
     resident = min(step.blocks_per_sm, max(1, SHARED_BYTES_PER_SM // (shared_bytes + BLOCK_SHARED_BYTES)))

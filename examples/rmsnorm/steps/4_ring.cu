@@ -21,7 +21,7 @@ constexpr unsigned kMaxWarps = 16;
 constexpr unsigned kVectors = 4;  // of one thread, a block's width apart
 constexpr unsigned kStages = 5;
 
-extern __shared__ uint4 ring[];
+extern __shared__ __align__(128) uint4 ring[];  // so are the rows in it: their stride is padded
 
 template <typename T, bool kTrace>
 __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned rows, unsigned hidden, float eps) {
@@ -32,16 +32,17 @@ __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned rows, un
   const unsigned warp = threadIdx.x / kWarpSize;
   const unsigned warps = blockDim.x / kWarpSize;
   const unsigned vectors = hidden / kVector;
+  const unsigned stride = (vectors + 7) / 8 * 8;
   const auto fetch = [&](unsigned row, unsigned stage) {
     if (row >= rows) return;
-    bulk_load(ring + stage * vectors, x + static_cast<size_t>(row) * hidden, hidden * sizeof(T), arrivals[stage]);
+    bulk_load(ring + stage * stride, x + static_cast<size_t>(row) * hidden, hidden * sizeof(T), arrivals[stage]);
   };
 
   if (threadIdx.x == 0) {
     for (Arrival& arrival : arrivals) init(arrival);
     for (unsigned stage = 0; stage < kStages; ++stage) fetch(blockIdx.x + stage * gridDim.x, stage);
   }
-  uint4 gains[kVectors] = {};
+  uint4 gains[kVectors];
 #pragma unroll
   for (unsigned i = 0; i < kVectors; ++i) {
     const unsigned at = i * blockDim.x + threadIdx.x;
@@ -57,13 +58,15 @@ __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned rows, un
     await(arrivals[stage], parity);
 
     rec.phase(rmsnorm::sumsq);
-    uint4 values[kVectors] = {};
+    uint4 values[kVectors];
     float sum = 0.0f;
 #pragma unroll
     for (unsigned i = 0; i < kVectors; ++i) {
       const unsigned at = i * blockDim.x + threadIdx.x;
-      if (at < vectors) values[i] = ring[stage * vectors + at];
-      sum += sum_of_squares<T>(values[i]);
+      if (at < vectors) {
+        values[i] = ring[stage * stride + at];
+        sum += sum_of_squares<T>(values[i]);
+      }
     }
     sum = warp_sum(sum);
     if (lane == 0) partial[half][warp] = sum;

@@ -1,6 +1,6 @@
-// RMSNorm forward, step 5: a row comes and goes as one bulk copy, asked for by one thread.
+// RMSNorm forward, step 5: a row comes and goes as one bulk copy, and waits in shared memory instead of registers.
 // In: x, rows of `hidden` values; weight, `hidden` values. Out: y, of x's shape. One block a row.
-// Launch: grid = rows; block = hidden / 32 threads, rounded up to whole warps; dynamic shared memory for one row.
+// Launch: grid = rows; block = hidden / 16 threads, rounded up to whole warps; dynamic shared memory for one row.
 // Takes: hidden a multiple of 8 from 8 to 16384; pointers aligned to 16 bytes; compute capability 9.0 or newer.
 #include <warplens/warplens.cuh>
 
@@ -17,8 +17,8 @@
   X(store, "store", phase, "")
 WARPLENS_SITES_FROM(rmsnorm, RMSNORM_SITES);
 
-constexpr unsigned kMaxWarps = 16;
-constexpr unsigned kVectors = 4;  // of one thread, a block's width apart
+constexpr unsigned kMaxWarps = 32;
+constexpr unsigned kVectors = 2;  // of one thread, a block's width apart
 
 extern __shared__ uint4 row[];
 
@@ -39,7 +39,7 @@ __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned hidden, 
     init(arrival);
     bulk_load(row, x + first, bytes, arrival);
   }
-  uint4 gains[kVectors] = {};
+  uint4 gains[kVectors];
 #pragma unroll
   for (unsigned i = 0; i < kVectors; ++i) {
     const unsigned at = i * blockDim.x + threadIdx.x;
@@ -49,13 +49,11 @@ __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned hidden, 
   await(arrival, 0);
 
   rec.phase(rmsnorm::sumsq);
-  uint4 values[kVectors] = {};
   float sum = 0.0f;
 #pragma unroll
   for (unsigned i = 0; i < kVectors; ++i) {
     const unsigned at = i * blockDim.x + threadIdx.x;
-    if (at < vectors) values[i] = row[at];
-    sum += sum_of_squares<T>(values[i]);
+    if (at < vectors) sum += sum_of_squares<T>(row[at]);
   }
   sum = warp_sum(sum);
   if (lane == 0) partial[warp] = sum;
@@ -71,7 +69,7 @@ __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned hidden, 
 #pragma unroll
   for (unsigned i = 0; i < kVectors; ++i) {
     const unsigned at = i * blockDim.x + threadIdx.x;
-    if (at < vectors) row[at] = scaled<T>(values[i], gains[i], scale);
+    if (at < vectors) row[at] = scaled<T>(row[at], gains[i], scale);
   }
   publish();
 

@@ -47,11 +47,11 @@ __device__ inline void await(Arrival& arrival, unsigned parity) {
 // What this thread wrote to shared memory is seen by copies that are asked for after the next barrier.
 __device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Ask for a copy from shared to global memory, and wait until shared memory has been read.
+// Ask for a copy from shared to global memory, and wait until it is done.
 __device__ inline void bulk_store(void* global, const void* shared, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
                "r"(bytes)
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

@@ -1,4 +1,4 @@
-// RMSNorm forward, step 6: the blocks of this launch take their places while the launch before it ends.
+// RMSNorm forward, step 7: the blocks of this launch take their places while the launch before it ends.
 // In, out, launch and sizes are those of step 5; launched with programmatic stream serialisation, or without.
 // Nothing of global memory is touched before `griddepcontrol.wait`, which waits until all of the launch before it, and
 // what that wrote, is there.
@@ -17,10 +17,10 @@
   X(store, "store", phase, "")
 WARPLENS_SITES_FROM(rmsnorm, RMSNORM_SITES);
 
-constexpr unsigned kMaxWarps = 16;
-constexpr unsigned kVectors = 4;  // of one thread, a block's width apart
+constexpr unsigned kMaxWarps = 32;
+constexpr unsigned kVectors = 2;  // of one thread, a block's width apart
 
-extern __shared__ uint4 row[];
+extern __shared__ __align__(128) uint4 row[];
 
 template <typename T, bool kTrace>
 __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned hidden, float eps) {
@@ -39,7 +39,7 @@ __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned hidden, 
   asm volatile("griddepcontrol.wait;" ::: "memory");
   if (threadIdx.x == 0) bulk_load(row, x + first, bytes, arrival);
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  uint4 gains[kVectors] = {};
+  uint4 gains[kVectors];
 #pragma unroll
   for (unsigned i = 0; i < kVectors; ++i) {
     const unsigned at = i * blockDim.x + threadIdx.x;
@@ -49,13 +49,11 @@ __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned hidden, 
   await(arrival, 0);
 
   rec.phase(rmsnorm::sumsq);
-  uint4 values[kVectors] = {};
   float sum = 0.0f;
 #pragma unroll
   for (unsigned i = 0; i < kVectors; ++i) {
     const unsigned at = i * blockDim.x + threadIdx.x;
-    if (at < vectors) values[i] = row[at];
-    sum += sum_of_squares<T>(values[i]);
+    if (at < vectors) sum += sum_of_squares<T>(row[at]);
   }
   sum = warp_sum(sum);
   if (lane == 0) partial[warp] = sum;
@@ -71,7 +69,7 @@ __global__ void rmsnorm_fwd(const T* x, const T* weight, T* y, unsigned hidden, 
 #pragma unroll
   for (unsigned i = 0; i < kVectors; ++i) {
     const unsigned at = i * blockDim.x + threadIdx.x;
-    if (at < vectors) row[at] = scaled<T>(values[i], gains[i], scale);
+    if (at < vectors) row[at] = scaled<T>(row[at], gains[i], scale);
   }
   publish();
 
