@@ -78,7 +78,7 @@ def plots(result: dict[str, Any], folder: Path) -> list[Path]:
         for name, paint, inches in (
             ("bandwidth", _bandwidth, (7.5, 4.2)),
             ("grid", _grid, (7.5, 3.4)),
-            ("gains", _gains, (7.5, 3.0)),
+            ("gains", _gains, (7.5, 3.2)),
         ):
             figure = Figure(figsize=inches, layout="constrained")
             FigureCanvasAgg(figure)
@@ -134,7 +134,7 @@ def _gains(result: dict[str, Any], axes: Any) -> None:
         for x, value in values:
             axes.text(x, max(value, 1.0), f"{value:.3f}", ha="center", va="bottom", fontsize=7.5)
     axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(found)), [f"{g['step']}\nafter {g['after']}" for g in found], fontsize=7.5)
+    axes.set_xticks(range(len(found)), [f"{g['step']}\nafter\n{g['after']}" for g in found], fontsize=7.5)
     axes.set_ylabel("gain (time before / after)")
     axes.set_title("{} x {}, warm: each step against the one before it".format(*PREDICTED_AT), fontsize=9)
     axes.legend(frameon=False, fontsize=8)

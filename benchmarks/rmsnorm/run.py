@@ -1,7 +1,7 @@
 """RMSNorm forward on the GPU: every step against torch, Liger-Kernel, QuACK, FlashInfer and a device copy.
 
 In: a GPU and torch, or with --draw the result of an earlier run and no GPU. Out: JSON with all raw times and how they
-were made, the plots drawn from it, and a short table.
+were made, the plots drawn from it and from the recordings, the tables of docs/gallery/rmsnorm.md, and a short table.
 
     python benchmarks/rmsnorm/run.py -o benchmarks/results/rmsnorm.json
     python benchmarks/rmsnorm/run.py -o benchmarks/results/rmsnorm.json --draw
@@ -19,6 +19,7 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 import draw  # noqa: E402
+import page  # noqa: E402
 
 PLOTS = REPOSITORY / "docs" / "images"
 HIDDEN = 5120
@@ -59,9 +60,13 @@ def main(arguments: list[str]) -> None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {options.output}")
-    for path in draw.plots(result, options.plots):
-        print(f"wrote {path}")
     print("\n".join(draw.table(result)))
+    for path in (*draw.plots(result, options.plots), *page.pictures(options.plots)):
+        print(f"wrote {path}")
+    if options.plots == PLOTS:
+        text = page.PAGE.read_text(encoding="utf-8")
+        page.PAGE.write_text(page.rewritten(text, result), encoding="utf-8", newline="\n")
+        print(f"wrote {page.PAGE}")
 
 
 def measure(rounds: int, rows: list[int]) -> dict[str, Any]:

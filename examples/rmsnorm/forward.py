@@ -41,6 +41,7 @@ class Forward:
     def resources(self, rows: int, hidden: int) -> dict[str, int]:
         """Registers, shared memory and resident blocks for a launch of this shape."""
         launch = launch_of(self.step, rows, hidden, self.dtype, self._sm_count)
+        self._function.allow_shared_bytes(launch.shared_bytes)
         return self._function.resources(launch.block[0], launch.shared_bytes)
 
     def __call__(self, x: Any, weight: Any, y: Any = None, *, eps: float = rmsnorm.EPS) -> Any:
