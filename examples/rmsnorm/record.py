@@ -2,8 +2,8 @@
 
 In: a GPU machine with torch and an installed warplens. Out: recordings/*.wlens. Without options the document's kernel
 at 432 x 5120 and 528 x 5120, and the recording that ships with `warplens demo`; with --steps each step of steps.py at
-4096 x 5120, some of its blocks. The inputs are set up first, warm-up launches fill the TLB, and the L2 is flushed
-before each launch. Writes nothing when a result disagrees with float64.
+4096 x 5120, some of its blocks, and one at 432 x 5120. The inputs are set up first, warm-up launches fill the TLB, and
+the L2 is flushed before each launch. Writes nothing when a result disagrees with float64.
 
     python examples/rmsnorm/record.py [--steps]
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import rmsnorm
 import torch
-from steps import DOCUMENT, STEPS, Step
+from steps import DOCUMENT, STEPS, Step, step_named
 
 REPOSITORY = Path(__file__).parents[2]
 RECORDINGS = REPOSITORY / "recordings"
@@ -66,10 +66,12 @@ def record_document() -> None:
 
 
 def record_steps() -> None:
-    """Record every step: of every n-th block, so that the files stay small."""
+    """Record every step, of every n-th block, so that the files stay small; and one at the article's size, whole."""
     for step in STEPS:
         trace = record(STEP_ROWS, step, every_block=step.record_every_block)
         save(trace, RECORDINGS / f"rmsnorm_{step.name}_{STEP_ROWS}x{HIDDEN}_h200.wlens")
+    aligned = record(ROWS[0], step_named("aligned"))
+    save(aligned, RECORDINGS / f"rmsnorm_aligned_{ROWS[0]}x{HIDDEN}_h200.wlens")
 
 
 def main() -> None:
