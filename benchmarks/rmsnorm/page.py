@@ -6,8 +6,10 @@ in the page is touched.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +20,16 @@ REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "gallery" / "rmsnorm.md"
 RECORDINGS = REPOSITORY / "recordings"
 PLACES = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end of table -->\n", re.DOTALL)
+STEPS = REPOSITORY / "examples" / "rmsnorm" / "steps"
 RECORDED_ROWS = 4096
+DOCUMENT = "rmsnorm.cu"
+DIFFERENCES = {  # of the steps that are no new kernels
+    "weight_early": (DOCUMENT, "1_weight_early.cu"),
+    "one_barrier": ("1_weight_early.cu", "2_one_barrier.cu"),
+    "four_vectors": ("2_one_barrier.cu", "3_four_vectors.cu"),
+    "aligned": ("5_bulk.cu", "6_aligned.cu"),
+    "overlap": ("6_aligned.cu", "7_overlap.cu"),
+}
 PICTURES = {
     "rmsnorm_document_blocks": ("rmsnorm_432x5120_h200", "blocks", None),
     "rmsnorm_aligned_warps": ("rmsnorm_aligned_432x5120_h200", "warps", None),
@@ -41,10 +52,27 @@ def rewritten(text: str, result: dict[str, Any]) -> str:
         "host": host,
         "behind": behind,
         "kernels": kernels,
+        **{f"diff_{step}": lambda _result, files=files: difference(*files) for step, files in DIFFERENCES.items()},
     }
     return PLACES.sub(
         lambda place: f"<!-- table {place[1]} -->\n\n{tables[place[1]](result)}\n\n<!-- end of table -->\n", text
     )
+
+
+def difference(before: str, after: str) -> str:
+    """What changes from one step's kernel to the next."""
+    kernels = [kernel_text(name) for name in (before, after)]
+    lines = difflib.unified_diff(*kernels, before, after, n=2, lineterm="")
+    return "\n".join(["```diff", *lines, "```"])
+
+
+def kernel_text(name: str) -> list[str]:
+    """The lines of a step's kernel, from its dynamic shared memory or its template on."""
+    path = files("warplens") / "demo" / name if name == DOCUMENT else STEPS / name
+    text = path.read_text(encoding="utf-8")
+    begin = re.search(r"^(extern __shared__|template <typename T, bool kTrace>)", text, re.MULTILINE)
+    assert begin, f"{name} holds no kernel"
+    return text[begin.start() :].splitlines()
 
 
 def pictures(folder: Path) -> list[Path]:
