@@ -14,6 +14,7 @@ from steps import Launch, Step, check_capability, launch_of
 from warplens.capture import driver
 from warplens.capture.compile import compile_cubin
 from warplens.capture.library import Library
+from warplens.errors import UsageError
 
 
 class Forward:
@@ -44,12 +45,27 @@ class Forward:
         self._function.allow_shared_bytes(launch.shared_bytes)
         return self._function.resources(launch.block[0], launch.shared_bytes)
 
+    def plan(self, x: Any, weight: Any, y: Any) -> Launch:
+        """The launch for these tensors.
+
+        Raises UsageError as `rmsnorm.plan` does, for tensors that are not on a GPU, and for a type that this kernel
+        was not compiled for.
+        """
+        for name, tensor in (("x", x), ("weight", weight), ("y", y)):
+            if not getattr(tensor, "is_cuda", False):
+                where = getattr(tensor, "device", "the host")
+                raise UsageError(f"{name} lies on {where}; expected a tensor on a CUDA device ({name}.cuda())")
+        launch = rmsnorm.plan(x, weight, y, self.step, sm_count=self._sm_count)
+        if launch.dtype != self.dtype:
+            raise UsageError(f"x holds {launch.dtype}; this kernel was compiled for {self.dtype}")
+        return launch
+
     def __call__(self, x: Any, weight: Any, y: Any = None, *, eps: float = rmsnorm.EPS) -> Any:
         """y = x / sqrt(mean(x^2) + eps) * weight on torch's current stream; `y` is made where it is not given."""
         import torch
 
         y = torch.empty_like(x) if y is None else y
-        launch = rmsnorm.plan(x, weight, y, self.step, sm_count=self._sm_count)
+        launch = self.plan(x, weight, y)
         self._launch(launch, x, weight, y, eps, torch.cuda.current_stream().cuda_stream)
         return y
 

@@ -59,6 +59,9 @@ def make_kernel(dtype: str, step: Step = DOCUMENT) -> Any:
 def record(kernel: Any, x: Any, weight: Any, y: Any, *, eps: float = EPS, step: Step = DOCUMENT, **options: Any) -> Any:
     """Check the arguments, launch `kernel`, fill y; the `warplens.Trace`. `options` go to `Kernel.record`."""
     launch = plan(x, weight, y, step, sm_count=_sm_count())
+    wanted = step.kernel_name(launch.dtype, traced=True)
+    if kernel.name != wanted:
+        raise UsageError(f"x holds {launch.dtype}, for which {wanted} is the kernel; found {kernel.name}")
     numbers = [np.uint32(number) for number in launch.numbers]
     options["shared_bytes"] = launch.shared_bytes
     return kernel.record(launch.grid, launch.block, x, weight, y, *numbers, np.float32(eps), **options)

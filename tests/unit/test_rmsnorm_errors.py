@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,38 @@ def test_a_ring_has_no_more_blocks_than_rows_and_one_an_sm_where_rows_are_long(
     ring = steps.step_named("ring")
     assert rmsnorm.plan(*arrays(1024, rows=7), ring, sm_count=132).grid == (7, 1, 1)
     assert rmsnorm.plan(*arrays(16384, rows=500), ring, sm_count=132).grid == (132, 1, 1)
+
+
+class Tensor(DeviceArray):
+    """What `Forward` asks of a tensor of torch: it also tells where it lies."""
+
+    def __init__(self, shape: tuple[int, ...], *, cuda: bool = True) -> None:
+        super().__init__(shape, 1 << 20)
+        self.is_cuda, self.device = cuda, "cuda:0" if cuda else "cpu"
+
+
+def test_the_function_of_tensors_refuses_what_its_kernel_was_not_compiled_for(
+    rmsnorm: ModuleType, steps: ModuleType
+) -> None:
+    del rmsnorm
+    forward = importlib.import_module("forward").Forward.__new__(importlib.import_module("forward").Forward)
+    forward.step, forward.dtype, forward._sm_count = steps.step_named("overlap"), "bfloat16", 132
+    half, host = Tensor((3, 64)), Tensor((3, 64), cuda=False)
+    with pytest.raises(UsageError, match="x holds float16; this kernel was compiled for bfloat16"):
+        forward.plan(half, Tensor((64,)), half)
+    with pytest.raises(UsageError, match=r"y lies on cpu; expected a tensor on a CUDA device \(y\.cuda\(\)\)"):
+        forward.plan(half, Tensor((64,)), host)
+    with pytest.raises(UsageError, match="weight lies on the host"):
+        forward.plan(half, object(), half)
+    forward.dtype = "float16"
+    assert forward.plan(half, Tensor((64,)), half).grid == (3, 1, 1)
+
+
+def test_a_kernel_for_another_type_is_not_recorded(rmsnorm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rmsnorm, "_sm_count", lambda: 132)
+    kernel = SimpleNamespace(name="rmsnorm_fwd<__nv_bfloat16, true>")
+    with pytest.raises(UsageError, match=r"x holds float16, for which rmsnorm_fwd<__half, true> is the kernel"):
+        rmsnorm.record(kernel, *arrays(64))
 
 
 def test_leading_dimensions_are_rows(rmsnorm: ModuleType) -> None:
