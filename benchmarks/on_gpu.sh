@@ -12,6 +12,9 @@ step() {
   "$@" || status=1
 }
 step python3 examples/rmsnorm/record.py
+step python3 examples/rmsnorm/record.py --steps
+step python3 benchmarks/rmsnorm/run.py -o benchmarks/results/rmsnorm.json
+step python3 examples/rmsnorm/check.py --json benchmarks/results/rmsnorm_steps_float64.json
 step python3 benchmarks/rmsnorm_overhead/run.py -o benchmarks/results/rmsnorm_overhead.json
 step python3 benchmarks/matmul/run.py -o benchmarks/results/matmul.json
 step python3 benchmarks/stress.py -o benchmarks/results/stress.json

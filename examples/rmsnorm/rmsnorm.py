@@ -1,7 +1,7 @@
 """RMSNorm forward on the GPU through `warplens.Kernel`, checked against float64.
 
 In: arrays of torch, CuPy or numpy. Out: y and a trace; or, run as a program, the errors for every warp count of a
-block. Refuses, before anything is launched, what the kernel does not take. Never changes x or weight.
+block. Refuses, before anything is launched, what the kernel of a step does not take. Never changes x or weight.
 
     python examples/rmsnorm/rmsnorm.py [--rows 64] [--dtype bfloat16|float16] [--json FILE]
 """
@@ -14,33 +14,18 @@ import math
 import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from steps import CPP_TYPES, DOCUMENT, Launch, Step, check_shape, launch_of
 
 from warplens.errors import UsageError
 
-VECTOR = 8  # values that a thread takes: 128 bits
-MAX_HIDDEN = 1024 * VECTOR
-WARP_SIZE = 32
 EPS = 1e-6
 ALIGNMENT_BYTES = 16
-MAX_ROWS = 2**31 - 1  # largest grid
-CPP_TYPES = {"bfloat16": "__nv_bfloat16", "float16": "__half"}
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # half a unit in the last place of 1
 SMALLEST_SUBNORMAL = {"bfloat16": 2.0**-133, "float16": 2.0**-24}
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How the kernel is launched for checked arguments."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    hidden: int
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -62,45 +47,38 @@ class Agreement:
         return self.worst_error <= 1.02
 
 
-def source_path() -> str:
-    """The marked kernel, as it ships with warplens."""
-    return str(files("warplens") / "demo" / "rmsnorm.cu")
-
-
-def kernel_name(dtype: str, *, traced: bool) -> str:
-    """Name expression of the kernel for `dtype` ("bfloat16" or "float16")."""
-    return f"rmsnorm_fwd<{CPP_TYPES[dtype]}, {'true' if traced else 'false'}>"
-
-
-def make_kernel(dtype: str) -> Any:
-    """The traced and the clean build of the kernel as a `warplens.Kernel`; needs a GPU and NVRTC."""
+def make_kernel(dtype: str, step: Step = DOCUMENT) -> Any:
+    """The traced and the clean build of a step's kernel as a `warplens.Kernel`; needs a GPU and NVRTC."""
     import warplens
 
     return warplens.Kernel.from_file(
-        source_path(), kernel_name(dtype, traced=True), clean=kernel_name(dtype, traced=False)
+        step.path, step.kernel_name(dtype, traced=True), clean=step.kernel_name(dtype, traced=False)
     )
 
 
-def record(kernel: Any, x: Any, weight: Any, y: Any, *, eps: float = EPS, **options: Any) -> Any:
+def record(kernel: Any, x: Any, weight: Any, y: Any, *, eps: float = EPS, step: Step = DOCUMENT, **options: Any) -> Any:
     """Check the arguments, launch `kernel`, fill y; the `warplens.Trace`. `options` go to `Kernel.record`."""
-    launch = plan(x, weight, y)
-    return kernel.record(launch.grid, launch.block, x, weight, y, np.uint32(launch.hidden), np.float32(eps), **options)
+    launch = plan(x, weight, y, step, sm_count=_sm_count())
+    wanted = step.kernel_name(launch.dtype, traced=True)
+    if kernel.name != wanted:
+        raise UsageError(f"x holds {launch.dtype}, for which {wanted} is the kernel; found {kernel.name}")
+    numbers = [np.uint32(number) for number in launch.numbers]
+    options["shared_bytes"] = launch.shared_bytes
+    return kernel.record(launch.grid, launch.block, x, weight, y, *numbers, np.float32(eps), **options)
 
 
-def plan(x: Any, weight: Any, y: Any) -> Launch:
-    """Check the arguments and return the launch.
+def plan(x: Any, weight: Any, y: Any, step: Step = DOCUMENT, *, sm_count: int = 1) -> Launch:
+    """Check the arguments of a step and return its launch on a GPU of `sm_count` SMs.
 
     x and y: bfloat16 or float16, shape (..., hidden), contiguous; weight: shape (hidden,), of the same type.
-    Raises UsageError for a hidden size that is 0, above 8192 or no multiple of 8, for no rows, other shapes,
+    Raises UsageError for a hidden size that is 0, above the step's or no multiple of 8, for no rows, other shapes,
     other or mixed types, non-contiguous arrays, and device pointers that are not aligned to 16 bytes.
     """
     shape = tuple(x.shape)
     if not shape:
         raise UsageError("x is a scalar; expected rows of `hidden` values, shape (..., hidden)")
     hidden, rows = shape[-1], math.prod(shape[:-1])
-    _check_hidden(hidden)
-    if not 1 <= rows <= MAX_ROWS:
-        raise UsageError(f"x has {rows} rows; expected 1 to {MAX_ROWS}, one block each")
+    check_shape(step, rows, hidden)
     dtype = _dtype(x)
     if dtype not in CPP_TYPES:
         raise UsageError(f"x holds {dtype}; expected bfloat16 or float16")
@@ -117,8 +95,7 @@ def plan(x: Any, weight: Any, y: Any) -> Launch:
                 f"{name} lies {offset_bytes} bytes after a multiple of {ALIGNMENT_BYTES}; expected an aligned pointer: "
                 "the kernel loads 128-bit vectors. Pass a copy, not a slice that begins inside of a vector"
             )
-    warps = -(-hidden // (VECTOR * WARP_SIZE))
-    return Launch(grid=(rows, 1, 1), block=(warps * WARP_SIZE, 1, 1), hidden=hidden, dtype=dtype)
+    return launch_of(step, rows, hidden, dtype, sm_count)
 
 
 def expected(x: Any, weight: Any, eps: float) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -185,15 +162,10 @@ def main() -> int:
     return 1 if check_every_warp_count(options.rows, options.dtype, options.json) else 0
 
 
-def _check_hidden(hidden: int) -> None:
-    takes = f"expected a multiple of {VECTOR} from {VECTOR} to {MAX_HIDDEN}"
-    if hidden == 0:
-        raise UsageError(f"the rows of x are empty (hidden size 0); {takes}")
-    if hidden > MAX_HIDDEN:
-        raise UsageError(f"the rows of x hold {hidden} values; {takes}: a row is one block of at most 1024 threads")
-    if hidden % VECTOR:
-        padded = -(-hidden // VECTOR) * VECTOR
-        raise UsageError(f"the rows of x hold {hidden} values; {takes}. The next that fits is {padded}")
+def _sm_count() -> int:
+    from warplens.capture import driver
+
+    return driver.attribute(driver.ensure_context(), "MULTIPROCESSOR_COUNT")
 
 
 def _dtype(array: Any) -> str:

@@ -24,7 +24,7 @@ from warplens.trace import Trace
 
 pytestmark = pytest.mark.browser
 
-RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("*.wlens"))
+RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("rmsnorm_[0-9]*.wlens"))  # whole launches
 COMPLAINTS = "select name, value from stats where value > 0 and severity in ('error', 'data_loss')"
 OF_SPANS = """
 with recursive top(id, path) as (

@@ -20,7 +20,7 @@ from warplens.cli.serve import UI, TraceServer
 
 pytestmark = pytest.mark.browser
 
-RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("*.wlens"))
+RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("rmsnorm_[0-9]*.wlens"))  # whole launches
 ROW = ".pf-track__shell"
 
 

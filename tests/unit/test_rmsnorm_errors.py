@@ -1,11 +1,12 @@
-"""What the RMSNorm example refuses before it launches anything, and how it judges a result. No GPU."""
+"""What the RMSNorm example refuses before it launches anything, for every step, and how it judges a result. No GPU."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,29 @@ import pytest
 
 from warplens.errors import UsageError
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rmsnorm" / "rmsnorm.py"
-pytestmark = pytest.mark.skipif(not EXAMPLE.is_file(), reason="not a checkout: examples/ is not installed")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rmsnorm"
+MODULES = ("rmsnorm", "steps", "forward")
+pytestmark = pytest.mark.skipif(not EXAMPLE.is_dir(), reason="not a checkout: examples/ is not installed")
+STEPS = ("document", "weight_early", "one_barrier", "four_vectors", "ring", "bulk", "aligned", "overlap")
+ONE_VECTOR = STEPS[:3]
+FROM_HOPPER = STEPS[4:]
 
 
 @pytest.fixture(scope="module")
-def rmsnorm() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rmsnorm_example", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+def rmsnorm() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        yield importlib.import_module("rmsnorm")
+    finally:
+        sys.path.remove(str(EXAMPLE))
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def steps(rmsnorm: ModuleType) -> ModuleType:
+    del rmsnorm
+    return importlib.import_module("steps")
 
 
 class DeviceArray:
@@ -64,6 +75,98 @@ def test_a_block_has_a_thread_for_each_vector_in_whole_warps(rmsnorm: ModuleType
     assert launch.block == (threads, 1, 1)
     assert launch.grid == (3, 1, 1)
     assert launch.dtype == "float16"
+
+
+def test_the_steps_are_those_that_these_tests_know(steps: ModuleType) -> None:
+    assert tuple(step.name for step in steps.STEPS) == STEPS
+    with pytest.raises(UsageError, match="no step is called 'fast': expected one of document, weight_early"):
+        steps.step_named("fast")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_refuses_what_its_kernel_does_not_take(rmsnorm: ModuleType, steps: ModuleType, name: str) -> None:
+    step = steps.step_named(name)
+    most = 8192 if name in ONE_VECTOR else 16384
+    assert rmsnorm.plan(*arrays(most), step).dtype == "float16"
+    x, weight, y = arrays(1024)
+    refused = [
+        (arrays(most + 8), f"hold {most + 8} values; expected a multiple of 8 from 8 to {most}"),
+        (arrays(1028), "hold 1028 values.*The next that fits is 1032"),
+        (arrays(1024, rows=0), "x has 0 rows"),
+        (arrays(0), "hidden size 0"),
+        ((x, weight.astype(np.float32), y), "weight holds float32 and x holds float16"),
+        ((x[:, ::2], weight[:512], y[:, :512]), "x is not contiguous"),
+        ((x, DeviceArray((1024,), (1 << 20) + 8), y), "weight lies 8 bytes after a multiple of 16"),
+    ]
+    for operands, message in refused:
+        with pytest.raises(UsageError, match=message):
+            rmsnorm.plan(*operands, step)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_gpu_that_is_too_old_for_a_step_is_refused(steps: ModuleType, name: str) -> None:
+    least, older = ((9, 0), (8, 9)) if name in FROM_HOPPER else ((8, 0), (7, 5))
+    steps.check_capability(steps.step_named(name), least)
+    with pytest.raises(
+        UsageError, match=rf"compute capability {older[0]}\.{older[1]}; step {name} needs {least[0]}\.0"
+    ):
+        steps.check_capability(steps.step_named(name), older)
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "threads", "numbers", "shared_bytes"),
+    [
+        ("one_barrier", 4096, 640, (5120,), 0),
+        ("four_vectors", 4096, 160, (5120,), 0),
+        ("bulk", 4096, 320, (5120,), 10_240),
+        ("ring", 4 * 132, 160, (4096, 5120), 5 * 10_240),  # 227 kB hold four blocks of 52 kB
+    ],
+)
+def test_a_step_is_launched_as_its_source_says(
+    rmsnorm: ModuleType, steps: ModuleType, name: str, grid: int, threads: int, numbers: Any, shared_bytes: int
+) -> None:
+    launch = rmsnorm.plan(*arrays(5120, rows=4096), steps.step_named(name), sm_count=132)
+    assert launch == steps.Launch((grid, 1, 1), (threads, 1, 1), numbers, "float16", shared_bytes)
+
+
+def test_a_ring_has_no_more_blocks_than_rows_and_one_an_sm_where_rows_are_long(
+    rmsnorm: ModuleType, steps: ModuleType
+) -> None:
+    ring = steps.step_named("ring")
+    assert rmsnorm.plan(*arrays(1024, rows=7), ring, sm_count=132).grid == (7, 1, 1)
+    assert rmsnorm.plan(*arrays(16384, rows=500), ring, sm_count=132).grid == (132, 1, 1)
+
+
+class Tensor(DeviceArray):
+    """What `Forward` asks of a tensor of torch: it also tells where it lies."""
+
+    def __init__(self, shape: tuple[int, ...], *, cuda: bool = True) -> None:
+        super().__init__(shape, 1 << 20)
+        self.is_cuda, self.device = cuda, "cuda:0" if cuda else "cpu"
+
+
+def test_the_function_of_tensors_refuses_what_its_kernel_was_not_compiled_for(
+    rmsnorm: ModuleType, steps: ModuleType
+) -> None:
+    del rmsnorm
+    forward = importlib.import_module("forward").Forward.__new__(importlib.import_module("forward").Forward)
+    forward.step, forward.dtype, forward._sm_count = steps.step_named("overlap"), "bfloat16", 132
+    half, host = Tensor((3, 64)), Tensor((3, 64), cuda=False)
+    with pytest.raises(UsageError, match="x holds float16; this kernel was compiled for bfloat16"):
+        forward.plan(half, Tensor((64,)), half)
+    with pytest.raises(UsageError, match=r"y lies on cpu; expected a tensor on a CUDA device \(y\.cuda\(\)\)"):
+        forward.plan(half, Tensor((64,)), host)
+    with pytest.raises(UsageError, match="weight lies on the host"):
+        forward.plan(half, object(), half)
+    forward.dtype = "float16"
+    assert forward.plan(half, Tensor((64,)), half).grid == (3, 1, 1)
+
+
+def test_a_kernel_for_another_type_is_not_recorded(rmsnorm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rmsnorm, "_sm_count", lambda: 132)
+    kernel = SimpleNamespace(name="rmsnorm_fwd<__nv_bfloat16, true>")
+    with pytest.raises(UsageError, match=r"x holds float16, for which rmsnorm_fwd<__half, true> is the kernel"):
+        rmsnorm.record(kernel, *arrays(64))
 
 
 def test_leading_dimensions_are_rows(rmsnorm: ModuleType) -> None:
