@@ -99,7 +99,7 @@ def random_case(rng: random.Random, *, chunks: int = 3000) -> Case:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_uniform_warps_leave_what_the_tests_own_encoder_says(policy: str, programs: Any) -> None:
     rng = random.Random(5)
-    cases = [random_case(rng) for _ in range(300)]
+    cases = [random_case(rng) for _ in range(150)]
     for case, result in zip(cases, run(programs(policy), cases), strict=True):
         assert not result.faults
         found, expected = decoded(case, result), decoded(case, reference(case))
@@ -141,7 +141,7 @@ def test_first_copies_of_a_doubled_build_are_the_marks_of_a_single_one(policy: s
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_does_not_fit_is_counted_to_the_event(policy: str, programs: Any) -> None:
     rng = random.Random(6)
-    cases = [random_case(rng, chunks=rng.choice([0, 1, 3, 8])) for _ in range(200)]
+    cases = [random_case(rng, chunks=rng.choice([0, 1, 3, 8])) for _ in range(120)]
     lossy = 0
     for case, result in zip(cases, run(programs(policy), cases), strict=True):
         assert not result.faults
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_counted_to_the_event(policy: str, programs: Any) -
 
 def ring_cases(rng: random.Random, sizes: tuple[int, ...]) -> list[Case]:
     """Launches of many warps into rings that hold a part of them."""
-    return [random_case(rng, chunks=rng.choice(sizes)).ringed() for _ in range(200)]
+    return [random_case(rng, chunks=rng.choice(sizes)).ringed() for _ in range(120)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -272,7 +272,7 @@ def waiting_case(rng: random.Random, gaps: tuple[int, ...]) -> Case:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_times_are_right_however_many_turns_of_a_record_a_warp_waits(policy: str, programs: Any) -> None:
     rng = random.Random(8)
-    cases = [waiting_case(rng, GAPS) for _ in range(200)]
+    cases = [waiting_case(rng, GAPS) for _ in range(120)]
     for case, result in zip(cases, run(programs(policy), cases), strict=True):
         found = decoded(case, result)
         starts = [step.clock for step in case.programs[0]]
@@ -289,7 +289,7 @@ def test_times_are_right_or_told_as_doubtful_however_many_turns_of_32_bits_a_war
 ) -> None:
     rng = random.Random(9)
     wide = 1 << 32
-    cases = [waiting_case(rng, (1000, wide * 9 // 10, wide, wide * 11 // 10, 30 * wide)) for _ in range(200)]
+    cases = [waiting_case(rng, (1000, wide * 9 // 10, wide, wide * 11 // 10, 30 * wide)) for _ in range(120)]
     doubtful = 0
     for case, result in zip(cases, run(programs(policy), cases), strict=True):
         found = decoded(case, result)
@@ -303,7 +303,7 @@ def test_times_are_right_or_told_as_doubtful_however_many_turns_of_32_bits_a_war
 @pytest.mark.parametrize("policy", PARTING)
 def test_lanes_that_part_hang_nothing_and_write_nowhere_else(policy: str, programs: Any) -> None:
     rng = random.Random(7)
-    cases = [diverging_case(rng) for _ in range(400)]
+    cases = [diverging_case(rng) for _ in range(120)]
     for case, result in zip(cases, run(programs(policy), cases), strict=True):
         assert not result.faults
         decoded(case, result)  # takes it, whatever it is
@@ -312,7 +312,7 @@ def test_lanes_that_part_hang_nothing_and_write_nowhere_else(policy: str, progra
 @pytest.mark.parametrize("policy", PARTING)
 def test_lanes_that_part_write_into_no_chunk_of_a_ring_that_is_not_theirs(policy: str, programs: Any) -> None:
     rng = random.Random(14)
-    cases = [diverging_case(rng) for _ in range(400)]
+    cases = [diverging_case(rng) for _ in range(120)]
     for case in cases:
         case.chunks, case.stuck = rng.choice([1, 3, 40]), rng.choice([0, 1])
         case.ringed()
