@@ -1,5 +1,5 @@
 // What recording costs a program: host time of a launch, and the memory of the process. See run.py.
-//   launches KERNEL COUNT EVENTS     KERNEL: marked, other; EVENTS a launch
+//   launches KERNEL COUNT EVENTS PAUSE     KERNEL: marked, other; EVENTS a launch; PAUSE in us behind each
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #ifndef WITHOUT
@@ -41,7 +42,8 @@ __global__ void other(float* p) { p[threadIdx.x] += 1.0f; }
 
 int main(int argc, char** argv) {
   const std::string which = argc > 1 ? argv[1] : "other";
-  const int count = argc > 2 ? std::atoi(argv[2]) : 1000, events = argc > 3 ? std::atoi(argv[3]) : 0;
+  const int count = argc > 2 ? std::atoi(argv[2]) : 1000, events = argc > 3 ? std::atoi(argv[3]) : 0,
+            pause = argc > 4 ? std::atoi(argv[4]) : 0;
   constexpr int kBlocks = 132, kThreads = 128;
   const int turns = events / (kBlocks * kThreads / 32);
   float* p;
@@ -61,15 +63,17 @@ int main(int argc, char** argv) {
       marked<false><<<kBlocks, kThreads, 0, stream>>>(p, turns);
     }
     us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - before).count());
+    if (pause > 0) std::this_thread::sleep_for(std::chrono::microseconds(pause));
   }
   cudaStreamSynchronize(stream);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   std::sort(us.begin(), us.end());
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
-  std::printf("{\"launches\": %d, \"p50_us\": %.3f, \"p90_us\": %.3f, \"max_us\": %.1f, \"seconds\": %.4f, "
-              "\"resident_bytes\": %lld, \"error\": \"%s\"}\n",
-              count, us[us.size() / 2], us[us.size() * 9 / 10], us.back(), seconds,
-              static_cast<long long>(usage.ru_maxrss) * 1024, cudaGetErrorString(cudaGetLastError()));
+  std::printf(
+      "{\"launches\": %d, \"p50_us\": %.3f, \"p90_us\": %.3f, \"max_us\": %.1f, \"seconds\": %.4f, "
+      "\"resident_bytes\": %lld, \"error\": \"%s\"}\n",
+      count, us[us.size() / 2], us[us.size() * 9 / 10], us.back(), seconds,
+      static_cast<long long>(usage.ru_maxrss) * 1024, cudaGetErrorString(cudaGetLastError()));
   return 0;
 }

@@ -6,6 +6,7 @@ In: nvcc and a GPU. Out: JSON, by default on stdout. `python benchmarks/record/r
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import warplens
-from benchmarks.machine import facts
 
 HERE = Path(__file__).parent
 
@@ -57,8 +57,10 @@ def measure(folder: Path) -> dict[str, Any]:
     out["record, beyond the count"] = [
         run(recorded([with_header, "marked", "2000", "100"], "--launch-count", "1", "--rounds", "0"), folder)
     ]
-    out["record, each launch"] = [
-        run(recorded([with_header, "marked", "200", "10000"], "--launch-count", "200", "--rounds", "0"), folder)
+    paced = ["marked", "200", "10000", "3000"]  # behind each launch 3 ms, so that memory is free for the next
+    out["paced, bare"] = [run([without, *paced], folder)]
+    out["paced, record, each launch"] = [
+        run(recorded([with_header, *paced], "--launch-count", "200", "--rounds", "0"), folder)
     ]
     large = ["marked", "1000", "100000"]
     out["1000 launches of 10^5 events, bare"] = [run([without, *large], folder)]
@@ -70,6 +72,17 @@ def measure(folder: Path) -> dict[str, Any]:
     ]
     out["file_bytes"] = (folder / "cost.wlens").stat().st_size if (folder / "cost.wlens").exists() else None
     return out
+
+
+def facts() -> dict[str, Any]:
+    """Device, driver, clocks and date."""
+    keys = ["name", "driver_version", "clocks.sm", "clocks.mem"]
+    ask = ["nvidia-smi", f"--query-gpu={','.join(keys)}", "--format=csv,noheader"]
+    values = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
+    nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[-2]
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    command = "python benchmarks/record/run.py"
+    return {"date": date, "command": command, "device": dict(zip(keys, values, strict=True)), "nvcc": nvcc}
 
 
 def main() -> None:

@@ -7,13 +7,13 @@
 
 #include "softmax.h"
 
-#define CHECK(call)                                                                  \
-  do {                                                                               \
-    const cudaError_t status = (call);                                               \
-    if (status != cudaSuccess) {                                                     \
-      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(status));           \
-      return 1;                                                                      \
-    }                                                                                \
+#define CHECK(call)                                                        \
+  do {                                                                     \
+    const cudaError_t status = (call);                                     \
+    if (status != cudaSuccess) {                                           \
+      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(status)); \
+      return 1;                                                            \
+    }                                                                      \
   } while (false)
 
 int main(int argc, char** argv) {

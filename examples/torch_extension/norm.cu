@@ -1,6 +1,6 @@
 // RMSNorm of rows as a torch extension, with marks. See README.md.
-#include <torch/extension.h>
 #include <ATen/cuda/CUDAContext.h>
+#include <torch/extension.h>
 
 #include <warplens/host.hpp>
 
@@ -8,7 +8,8 @@ WARPLENS_SITES(rmsnorm, load_square, wait_sum, scale);
 
 // One row a block of 256 threads.
 template <bool kTrace>
-__global__ void rmsnorm_rows(const float* x, const float* weight, float* y, int columns, float eps) {
+__global__ void __launch_bounds__(256, 6)
+    rmsnorm_rows(const float* x, const float* weight, float* y, int columns, float eps) {
   warplens::Recorder<rmsnorm, kTrace> rec;
   rec.phase(rmsnorm::load_square);
   __shared__ float partial[8];
@@ -31,7 +32,8 @@ __global__ void rmsnorm_rows(const float* x, const float* weight, float* y, int 
 WARPLENS_PAIR(rmsnorm_rows<true>, rmsnorm_rows<false>);
 
 torch::Tensor rmsnorm(torch::Tensor x, torch::Tensor weight, double eps) {
-  TORCH_CHECK(x.is_cuda() && x.is_contiguous() && x.scalar_type() == torch::kFloat, "x: expected contiguous float CUDA");
+  TORCH_CHECK(x.is_cuda() && x.is_contiguous() && x.scalar_type() == torch::kFloat,
+              "x: expected contiguous float CUDA");
   auto y = torch::empty_like(x);
   const int columns = static_cast<int>(x.size(-1));
   const auto rows = static_cast<unsigned>(x.numel() / columns);

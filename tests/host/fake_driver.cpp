@@ -15,7 +15,8 @@ struct Event {
 };
 const char* setting(const char* name) { return std::getenv(name); }
 std::uint64_t now_ns() {
-  return 1795000000000000000ull + static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()) % 1000000000000000ull;
+  return 1795000000000000000ull +
+         static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()) % 1000000000000000ull;
 }
 int capture_status = 0;
 thread_local void* context = nullptr;
@@ -29,14 +30,25 @@ int cuCtxGetCurrent(void** out) { return *out = context, 0; }
 int cuCtxSetCurrent(void* value) { return context = value, 0; }
 int cuCtxGetDevice(int* out) { return *out = 0, 0; }
 int cuCtxSynchronize() { return 0; }
-int cuDeviceGetName(char* out, int size, int) { return std::snprintf(out, static_cast<std::size_t>(size), "Fake GPU"), 0; }
+int cuDeviceGetName(char* out, int size, int) {
+  return std::snprintf(out, static_cast<std::size_t>(size), "Fake GPU"), 0;
+}
 int cuDeviceGetAttribute(int* out, int which, int) {
   switch (which) {
-    case 16: *out = 2; break;         // SMs
-    case 97: *out = 227 << 10; break;  // shared memory, opt-in
-    case 38: *out = 50 << 20; break;
-    case 75: *out = 9; break;
-    default: *out = 0;
+    case 16:
+      *out = 2;
+      break;  // SMs
+    case 97:
+      *out = 227 << 10;
+      break;  // shared memory, opt-in
+    case 38:
+      *out = 50 << 20;
+      break;
+    case 75:
+      *out = 9;
+      break;
+    default:
+      *out = 0;
   }
   return 0;
 }
@@ -70,7 +82,8 @@ int cuEventRecord(void* event, void*) { return static_cast<Event*>(event)->recor
 int cuEventQuery(void* event) {
   if (setting("FAKE_HANG") != nullptr) return 600;
   const char* delay = setting("FAKE_DELAY_US");
-  const auto ready = static_cast<Event*>(event)->recorded + std::chrono::microseconds(delay != nullptr ? std::atoi(delay) : 0);
+  const auto ready =
+      static_cast<Event*>(event)->recorded + std::chrono::microseconds(delay != nullptr ? std::atoi(delay) : 0);
   return Clock::now() < ready ? 600 : 0;
 }
 int cuEventElapsedTime(float* out, void*, void*) { return *out = 0.005f, 0; }

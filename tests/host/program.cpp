@@ -1,6 +1,7 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, unmarked, threads
-// A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in `result`.
+// A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
+// `result`.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,7 +25,10 @@ namespace {
 
 layout::Descriptor symbol = {};
 const char kTraced[] = "_Z5scaleILb1EEvPf", kClean[] = "_Z5scaleILb0EEvPf", kOther[] = "_Z5otherPf";
-const SiteSet sites("rmsnorm", "load_sumsq, warp_reduce, normalize, store\x1d" "program.cpp\x1d" "7");
+const SiteSet sites("rmsnorm",
+                    "load_sumsq, warp_reduce, normalize, store\x1d"
+                    "program.cpp\x1d"
+                    "7");
 
 int find_symbol(void** out) { return *out = &symbol, 0; }
 Handle find_kernel(const void* function) { return const_cast<void*>(function); }
@@ -94,7 +98,10 @@ int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "run";
   const int launches = argc > 2 ? std::atoi(argv[2]) : 4;
   std::ifstream file(std::getenv("CHUNKS"), std::ios::binary);
-  chunks.assign(std::istreambuf_iterator<char>(file), {});
+  const std::vector<char> one{std::istreambuf_iterator<char>(file), {}};
+  const char* repeat = std::getenv("REPEAT");
+  for (int i = 0; i < (repeat != nullptr ? std::atoi(repeat) : 1); ++i)
+    chunks.insert(chunks.end(), one.begin(), one.end());
   int contexts[2] = {};
   fake_set_context(&contexts[0]);
   static const Twins* twins = std::getenv("NO_PAIR") == nullptr ? new Twins(kTraced, kClean) : nullptr;
@@ -135,7 +142,9 @@ int main(int argc, char** argv) {
   } else {
     for (int i = 0; i < launches; ++i) {
       if (mode == "contexts") fake_set_context(&contexts[i % 2]);
-      launch(mode == "unmarked" ? kOther : mode == "traced" ? kTraced : kClean,
+      launch(mode == "unmarked" ? kOther
+             : mode == "traced" ? kTraced
+                                : kClean,
              mode == "streams" ? &contexts[i % 2] : nullptr);
     }
   }

@@ -142,7 +142,10 @@ def from_text(text: str) -> Asked | None:
         mask = int(keys["warp_mask"])
         request = Request(
             kernels=keys["kernels"] or None,
-            **{name: int(keys[name]) for name in ("launch_skip", "launch_count", "rounds", "capacity_bytes")},
+            launch_skip=int(keys["launch_skip"]),
+            launch_count=int(keys["launch_count"]),
+            rounds=int(keys["rounds"]),
+            capacity_bytes=int(keys["capacity_bytes"]),
             every_block=int(keys["every_block"]),
             blocks=tuple(map(int, keys["blocks"].split(","))) if keys["blocks"] else None,
             warps=None if mask == 0xFFFFFFFF else tuple(warp for warp in range(32) if mask >> warp & 1),

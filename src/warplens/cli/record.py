@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -59,31 +58,42 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     Ends with CMD's own exit code; with 4 where CMD ended well and records were lost.
     """
     from warplens.capture.child import command_line, run
+    from warplens.capture.notes import read_notes, recorded_files
     from warplens.capture.request import Request, rank_of, to_text
-    from warplens.trace.collect import DEFAULT_TEMPLATE, collect
 
     request = Request.of(options)
     command = command_line(list(cmd[1:] if cmd[:1] == ("--",) else cmd), module=module)
-    template = output or DEFAULT_TEMPLATE
-    target = Path(template)
-    if "%" not in template and target.exists() and not force:
+    target = Path(output or ".")
+    if output and "%" not in output and target.exists() and not force:
         raise UsageError(f"{target} is there already: -f writes over it, %p in -o gives each process its own")
     folder = _run_folder(target.parent)
     try:
         host = platform.node() if request.host else None
         text = to_text(request, str(folder), host=host, command=command if request.command else None)
         ending = run(command, text, request.timeout_s)
-        found = collect(folder, template, ranked=rank_of(dict(os.environ)) is not None or _has_ranks(folder))
+        if ending.why:
+            click.echo(f"{visible(command[0])}: {ending.why}", err=True)
+        notes, files = read_notes(folder), recorded_files(folder)
+        if not files:
+            _tell_what_ran(notes)
+            return ending.code or MISSING
+        ranked = files > 1 or rank_of(dict(os.environ)) is not None
+        return _keep(folder, output, ranked, notes, ending.code)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if ending.why:
-        click.echo(f"{visible(command[0])}: {ending.why}", err=True)
-    lost = _tell(found)
-    if found.files:
-        finish(list(found.files), f"warplens summary {quoted(next(iter(found.files)))}")
-    if ending.code == 0 and not found.files:
-        return MISSING
-    return LOSSES if ending.code == 0 and lost else ending.code
+
+
+def _keep(folder: Path, output: str | None, ranked: bool, notes: list[dict[str, Any]], code: int) -> int:
+    """Give the files their names and say what is in them; the exit code."""
+    from warplens.trace.collect import DEFAULT_TEMPLATE, collect
+
+    found = collect(folder, output or DEFAULT_TEMPLATE, ranked=ranked)
+    lost = _tell(found.files, found.failures)
+    _tell_left_out(notes)
+    if not found.files:
+        return code or MISSING
+    finish(list(found.files), f"warplens summary {quoted(next(iter(found.files)))}")
+    return LOSSES if code == 0 and lost else code
 
 
 def _run_folder(parent: Path) -> Path:
@@ -94,38 +104,35 @@ def _run_folder(parent: Path) -> Path:
         raise FileError(f"cannot write to {parent}: {error.strerror or error}; choose another place with -o") from error
 
 
-def _has_ranks(folder: Path) -> bool:
-    """Whether several processes left files: then their names tell the ranks apart."""
-    return sum(path.suffix in (".wlens", ".part") and path.stat().st_size > 0 for path in folder.iterdir()) > 1
-
-
-def _tell(found: Any) -> bool:
-    """What was recorded and what not, on stderr; whether anything was lost."""
-    lost = bool(found.failures)
-    for failure in found.failures:
+def _tell(files: dict[Path, dict[str, Any]], failures: list[str]) -> bool:
+    """What was recorded, on stderr; whether anything of it was lost."""
+    lost = bool(failures)
+    for failure in failures:
         click.echo(f"not kept: {visible(failure, limit=400)}", err=True)
-    for path, manifest in found.files.items():
+    for path, manifest in files.items():
         launches = manifest["launches"]
         events = sum(entry["lost_events"] for entry in launches)
         cut = "" if manifest["complete"] else "; the process was cut off: its complete launches"
         names = sorted({manifest["kernels"][entry["kernel"]]["name"] for entry in launches})
         shown = ", ".join(visible(name, limit=80) for name in names[:3]) + (", ..." if len(names) > 3 else "")
-        click.echo(f"{visible(path)}: {len(launches):,} launches of {shown}{cut}", err=True)
+        count = f"{len(launches):,} launch{'es' if len(launches) != 1 else ''}"
+        click.echo(f"{visible(path)}: {count} of {shown}{cut}", err=True)
         if events:
             click.echo(f"  {events:,} events lost: --capacity gives more room", err=True)
         lost |= events > 0 or not manifest["complete"]
-    for note in found.notes:
-        for text in note.get("left_out") or []:
-            click.echo(f"not recorded: {visible(text, limit=200)}", err=True)
-    if not found.files:
-        click.echo("nothing was recorded", err=True)
-        _tell_what_ran(found.notes)
-    sys.stderr.flush()
     return lost
 
 
+def _tell_left_out(notes: list[dict[str, Any]]) -> None:
+    for note in notes:
+        for text in note.get("left_out") or []:
+            click.echo(f"not recorded: {visible(text, limit=200)}", err=True)
+
+
 def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
-    """The kernels that ran, as far as they were seen, and what could not be."""
+    """Where nothing was recorded: the kernels that ran, as far as they were seen, and what could not be."""
+    click.echo("nothing was recorded", err=True)
+    _tell_left_out(notes)
     seen = [kernel for note in notes for kernel in note.get("kernels") or [] if isinstance(kernel, dict)]
     counts: dict[tuple[str, str], int] = {}
     for kernel in seen:
@@ -139,7 +146,9 @@ def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
         click.echo(f"  {launches:>9,}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
     loaded = sorted({str(name) for note in notes for name in note.get("python") or []})
     if loaded:
-        click.echo(f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels are not seen.", err=True)
+        click.echo(
+            f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels are not seen.", err=True
+        )
     if not counts:
         text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, and those of"
         click.echo(f"{text} warplens.Kernel", err=True)

@@ -1,12 +1,11 @@
 """The files that the processes of a recorded program left in a folder, given their names.
 
-In: the folder, and how files are to be called. Out: `.wlens` files in their places, and what ran. Whole files are
-moved; of those that were cut off (a crash, a kill) the complete launches are kept. Must not import Polars.
+In: the folder, and how files are to be called. Out: `.wlens` files in their places. Whole files are moved; of those
+that were cut off (a crash, a kill) the complete launches are kept. Must not import Polars.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -18,17 +17,14 @@ from typing import Any, Final
 from warplens.errors import FileError, FormatError
 from warplens.trace.file import read_file, write_file
 
-MAX_NOTE_BYTES: Final = 8 << 20
 _PART: Final = re.compile(r"(\d+)(-\d+)?\.wlens(\.part)?")
-_NOTE: Final = re.compile(r"\d+(-\d+|-python)?\.json")
 
 
 @dataclass
 class Collected:
-    """What came of a run: files by path with their manifests, notes of the processes, and what could not be kept."""
+    """What came of a run: files by path with their manifests, and what could not be kept."""
 
     files: dict[Path, dict[str, Any]] = field(default_factory=dict)
-    notes: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
@@ -50,16 +46,12 @@ def collect(folder: Path, template: str, *, ranked: bool = False) -> Collected:
     """Give the files in `folder` their names by `template`; `ranked`: whether the processes have ranks."""
     out = Collected()
     for path in sorted(folder.iterdir()):
-        if _NOTE.fullmatch(path.name):
-            note = _note(path)
-            out.notes += [note] if note else []
-        elif _PART.fullmatch(path.name):
-            if path.stat().st_size == 0:  # nothing was recorded in that process
-                continue
-            try:
-                _keep(path, template, ranked, out)
-            except (FileError, OSError) as error:
-                out.failures.append(str(error))
+        if not _PART.fullmatch(path.name) or path.stat().st_size == 0:  # nothing was recorded in that process
+            continue
+        try:
+            _keep(path, template, ranked, out)
+        except (FileError, OSError) as error:
+            out.failures.append(str(error))
     return out
 
 
@@ -91,14 +83,3 @@ def _free(target: Path, process: dict[str, Any], out: Collected) -> Path:
         more = f"-{process.get('pid', 0)}" + (f"-{number}" if number > 1 else "")
         target = first.with_name(first.stem + more + first.suffix)
     return target
-
-
-def _note(path: Path) -> dict[str, Any] | None:
-    """What a process said of itself; None where it cannot be read: it was cut off, or is none."""
-    try:
-        if path.stat().st_size > MAX_NOTE_BYTES:
-            return None
-        note = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return note if isinstance(note, dict) and isinstance(note.get("process"), dict) else None

@@ -10,11 +10,11 @@ import sys
 
 def _next() -> None:
     """Run the sitecustomize that this one hides, if there is one, as Python would have run it."""
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (pathlib is not loaded yet)
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]  # noqa: PTH100
+    here = os.path.dirname(os.path.abspath(__file__))  # pathlib is not loaded yet
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
     ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
@@ -30,9 +30,16 @@ def _note(folder: str, pid: int) -> None:
     import json
 
     program = sys.argv[0] if sys.argv else ""
-    note = {"process": {"pid": pid, "program": os.path.basename(program)}, "python": loaded}  # noqa: PTH119
-    with open(os.path.join(folder, f"{pid}-python.json"), "w", encoding="utf-8") as stream:  # noqa: PTH118, PTH123
+    note = {"process": {"pid": pid, "program": os.path.basename(program)}, "python": loaded}
+    with open(os.path.join(folder, f"{pid}-python.json"), "w", encoding="utf-8") as stream:
         json.dump(note, stream)
+
+
+def _at_exit(folder: str, pid: int) -> None:
+    try:
+        _note(folder, pid)
+    except OSError:  # the run is over, or the disk is full: the program must not see it
+        pass
 
 
 def _arm() -> None:
@@ -42,19 +49,11 @@ def _arm() -> None:
             import atexit
             from urllib.parse import unquote_plus
 
-            folder, pid = unquote_plus(value), os.getpid()
-
-            def note() -> None:
-                try:
-                    _note(folder, pid)
-                except OSError:  # the run is over, or the disk is full: the program must not see it
-                    pass
-
-            atexit.register(note)
+            atexit.register(_at_exit, unquote_plus(value), os.getpid())
 
 
 try:
     _arm()
-except Exception:  # noqa: S110, BLE001, SIM105  (nothing here may stop the user's program)
+except Exception:  # nothing here may stop the user's program
     pass
 _next()

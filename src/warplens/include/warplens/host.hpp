@@ -4,9 +4,9 @@
 //   WARPLENS_PAIR(rmsnorm_fwd<true>, rmsnorm_fwd<false>);   // optional: the same kernel with marks and without
 //   rmsnorm_fwd<false><<<grid, block, 0, stream>>>(...);    // as ever
 //
-// Outside of `warplens record` a launch costs one test more, and that is all. Within, launches of this file are recorded
-// as the command asks; with a pair, those that are not run the build without marks, whichever the program named.
-// Needs g++ as the host compiler. docs/adr/0011-record.md says how and why.
+// Outside of `warplens record` a launch costs one test more, and that is all. Within, launches of this file are
+// recorded as the command asks; with a pair, those that are not run the build without marks, whichever the program
+// named. Needs g++ as the host compiler. docs/adr/0011-record.md says how and why.
 #ifndef WARPLENS_HOST_HPP
 #define WARPLENS_HOST_HPP
 
@@ -16,7 +16,8 @@
 #include "warplens.cuh"
 
 #ifdef __clang__
-#error "warplens/host.hpp: launches are found by renaming the runtime's functions, which clang does not do here; use g++"
+#error \
+    "warplens/host.hpp: launches are found by renaming the runtime's functions, which clang does not do here; use g++"
 #endif
 #ifdef WARPLENS_KEEP_NEWEST
 #error "warplens/host.hpp: rings (WARPLENS_KEEP_NEWEST) are recorded by warplens.Kernel alone"
@@ -55,12 +56,20 @@ inline Handle find_calibrator(bool of_step) {
   cudaFunction_t function = nullptr;
   const void* which = of_step ? reinterpret_cast<const void*>(&gpu::sample_globaltimer)
                               : reinterpret_cast<const void*>(&gpu::calibrate);
-  return kept_quiet([&] { return cudaGetFuncBySymbol(&function, which); }) == 0 ? static_cast<Handle>(function) : nullptr;
+  return kept_quiet([&] { return cudaGetFuncBySymbol(&function, which); }) == 0 ? static_cast<Handle>(function)
+                                                                                : nullptr;
 }
 
 struct ThisUnit : Unit {
-  ThisUnit() : Unit{WARPLENS_DETAIL_TEXT(WARPLENS_POLICY), kRelocatable, find_symbol, find_kernel, find_calibrator, {}, {},
-                    Registered<Unit>::first()} {
+  ThisUnit()
+      : Unit{WARPLENS_DETAIL_TEXT(WARPLENS_POLICY),
+             kRelocatable,
+             find_symbol,
+             find_kernel,
+             find_calibrator,
+             {},
+             {},
+             Registered<Unit>::first()} {
     Registered<Unit>::first() = this;
   }
 #ifdef __CUDACC_RDC__
@@ -123,7 +132,8 @@ cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t,
 cudaError_t warplens_cooperative(const void*, dim3, dim3, void**, size_t, cudaStream_t)
     WARPLENS_DETAIL_OWN(cudaLaunchCooperativeKernel);
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) WARPLENS_DETAIL_OTHER(configured);
-cudaError_t warplens_configured(const cudaLaunchConfig_t*, const void*, void**) WARPLENS_DETAIL_OWN(cudaLaunchKernelExC);
+cudaError_t warplens_configured(const cudaLaunchConfig_t*, const void*, void**)
+    WARPLENS_DETAIL_OWN(cudaLaunchKernelExC);
 }
 
 namespace warplens {
@@ -148,11 +158,10 @@ static __attribute__((used)) cudaError_t by_function(const void* kernel, WARPLEN
 static cudaError_t by_function(const void* kernel, WARPLENS_DETAIL_PARAMETERS) {
   Session* session = Session::current();
   if (session == nullptr) return warplens_plain(kernel, grid, block, arguments, shared, stream);
-  return launch_recorded(*session, find_kernel(kernel), kernel, shape_of(grid, block, shared), stream,
-                         [&](const void* function) {
-                           return warplens_plain(function != nullptr ? function : kernel, grid, block, arguments,
-                                                 shared, stream);
-                         });
+  return launch_recorded(
+      *session, find_kernel(kernel), kernel, shape_of(grid, block, shared), stream, [&](const void* function) {
+        return warplens_plain(function != nullptr ? function : kernel, grid, block, arguments, shared, stream);
+      });
 }
 
 static __attribute__((used)) cudaError_t cooperatively(const void* kernel, WARPLENS_DETAIL_PARAMETERS)
@@ -160,11 +169,10 @@ static __attribute__((used)) cudaError_t cooperatively(const void* kernel, WARPL
 static cudaError_t cooperatively(const void* kernel, WARPLENS_DETAIL_PARAMETERS) {
   Session* session = Session::current();
   if (session == nullptr) return warplens_cooperative(kernel, grid, block, arguments, shared, stream);
-  return launch_recorded(*session, find_kernel(kernel), kernel, shape_of(grid, block, shared), stream,
-                         [&](const void* function) {
-                           return warplens_cooperative(function != nullptr ? function : kernel, grid, block, arguments,
-                                                       shared, stream);
-                         });
+  return launch_recorded(
+      *session, find_kernel(kernel), kernel, shape_of(grid, block, shared), stream, [&](const void* function) {
+        return warplens_cooperative(function != nullptr ? function : kernel, grid, block, arguments, shared, stream);
+      });
 }
 
 static __attribute__((used)) cudaError_t by_configuration(const cudaLaunchConfig_t* configuration, const void* kernel,
@@ -178,10 +186,10 @@ static cudaError_t by_configuration(const cudaLaunchConfig_t* configuration, con
     const auto& cluster = configuration->attrs[i].val.clusterDim;
     shape.cluster[0] = cluster.x, shape.cluster[1] = cluster.y, shape.cluster[2] = cluster.z;
   }
-  return launch_recorded(*session, find_kernel(kernel), kernel, shape, configuration->stream,
-                         [&](const void* function) {
-                           return warplens_configured(configuration, function != nullptr ? function : kernel, arguments);
-                         });
+  return launch_recorded(
+      *session, find_kernel(kernel), kernel, shape, configuration->stream, [&](const void* function) {
+        return warplens_configured(configuration, function != nullptr ? function : kernel, arguments);
+      });
 }
 
 }  // namespace host
@@ -192,7 +200,7 @@ static cudaError_t by_configuration(const cudaLaunchConfig_t* configuration, con
 // commas in its name into parentheses. One a line.
 #define WARPLENS_DETAIL_JOINED_(a, b) a##b
 #define WARPLENS_DETAIL_JOINED(a, b) WARPLENS_DETAIL_JOINED_(a, b)
-#define WARPLENS_PAIR(traced, clean)                                                            \
+#define WARPLENS_PAIR(traced, clean)                                                             \
   static const ::warplens::detail::host::Twins WARPLENS_DETAIL_JOINED(warplens_pair_, __LINE__)( \
       reinterpret_cast<const void*>(traced), reinterpret_cast<const void*>(clean))
 

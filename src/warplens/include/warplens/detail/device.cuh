@@ -11,10 +11,9 @@ using u64 = unsigned long long;
 
 constexpr u32 kFullMask = 0xffffffffu;
 
-// Does the compiler know this value here? NVRTC 13.0 and older cannot say, and nvcc's host compiler would for nvcc's device
-// code, which must not ask; there the host says which marks it compiles
-// for: with WARPLENS_LOOPS those in loops. It says so for kernels of seconds too: only marks in loops tell wraps of 32
-// bits.
+// Does the compiler know this value here? NVRTC 13.0 and older cannot say, and nvcc's host compiler would for nvcc's
+// device code, which must not ask; there the host says which marks it compiles for: with WARPLENS_LOOPS those in loops.
+// It says so for kernels of seconds too: only marks in loops tell wraps of 32 bits.
 #if !defined(WARPLENS_DETAIL_CAN_TELL) && defined(__has_builtin) && (defined(__CUDACC_RTC__) || !defined(__CUDACC__))
 #if __has_builtin(__builtin_constant_p)
 #define WARPLENS_DETAIL_CAN_TELL 1

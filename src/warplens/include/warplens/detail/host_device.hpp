@@ -1,6 +1,6 @@
 // Memory for records on one context, and how it is emptied while the program runs on.
-// In: the driver and the options. Out: slots that one launch each writes to, and their chunks, piece by piece. The layout
-// is that of layout.py. Nothing here synchronises more than its own stream.
+// In: the driver and the options. Out: slots that one launch each writes to, and their chunks, piece by piece. The
+// layout is that of layout.py. Nothing here synchronises more than its own stream.
 #ifndef WARPLENS_DETAIL_HOST_DEVICE_HPP
 #define WARPLENS_DETAIL_HOST_DEVICE_HPP
 
@@ -104,7 +104,8 @@ class Device {
     if (launches == 0) choice[0] = 0;
     std::memcpy(control_ + layout::kControlWindowFirst, &first, 8);
     std::memcpy(control_ + layout::kControlWindowLaunches, &launches, 8);
-    return driver_.cuMemcpyHtoDAsync_v2(slot.descriptor->control, control_, layout::kControlFresh, stream) == kSuccess &&
+    return driver_.cuMemcpyHtoDAsync_v2(slot.descriptor->control, control_, layout::kControlFresh, stream) ==
+               kSuccess &&
            driver_.cuStreamSynchronize(stream) == kSuccess;
   }
 
@@ -128,11 +129,13 @@ class Device {
   }
   // The step of globaltimer in ns, 0 where it is not known.
   std::uint64_t step_ns(Handle function) {
-    unsigned count = kPieceBytes / 8 < 8192 ? kPieceBytes / 8 : 8192;
-    Address samples = slots_[0].descriptor->arena;  // free: called at the end
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Slot* slot = free_slot();  // its chunks are zeros, and need not be so any more: this is at the end
+    unsigned count = 8192;
+    if (slot == nullptr || slot->descriptor->chunks * std::uint64_t{layout::kChunkBytes} < count * 8u) return 0;
+    Address samples = slot->descriptor->arena;
     void* arguments[] = {&samples, &count};
     std::vector<std::uint64_t> values(count), steps;
-    if (slots_[0].busy || slots_[0].descriptor->chunks * std::uint64_t{layout::kChunkBytes} < count * 8u) return 0;
     for (int i = 0; i < 2; ++i) {
       if (driver_.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr) != kSuccess) return 0;
     }
@@ -156,11 +159,12 @@ class Device {
     int version = 0;
     driver_.cuDeviceGetName(name, sizeof name, number);
     driver_.cuDriverGetVersion(&version);
-    return "{\"name\":" + quoted(name) + ",\"compute_capability\":[" + std::to_string(attribute(kAttributeMajor)) +
-           "," + std::to_string(attribute(kAttributeMinor)) + "],\"sm_count\":" +
-           std::to_string(attribute(kAttributeSmCount)) + ",\"l2_bytes\":" +
-           std::to_string(attribute(kAttributeL2Bytes)) + ",\"driver\":null,\"cuda_driver_version\":" +
-           std::to_string(version) + ",\"mig\":null,\"multi_process\":null,\"ordinal\":" + std::to_string(number) + "}";
+    return "{\"name\":" + json_text(name) + ",\"compute_capability\":[" + std::to_string(attribute(kAttributeMajor)) +
+           "," + std::to_string(attribute(kAttributeMinor)) +
+           "],\"sm_count\":" + std::to_string(attribute(kAttributeSmCount)) +
+           ",\"l2_bytes\":" + std::to_string(attribute(kAttributeL2Bytes)) +
+           ",\"driver\":null,\"cuda_driver_version\":" + std::to_string(version) +
+           ",\"mig\":null,\"multi_process\":null,\"ordinal\":" + std::to_string(number) + "}";
   }
 
   const layout::Descriptor* off() const { return off_; }
@@ -183,7 +187,8 @@ class Device {
     const auto sms = static_cast<std::uint64_t>(attribute(kAttributeSmCount));
     // Behind the chunks lie the last places of policy `live`, which a kernel may have chosen by itself.
     last_bytes_ = sms * layout::kLastWarps * layout::kLastBytes;
-    const std::uint64_t chunks = each > layout::kControlBytes ? (each - layout::kControlBytes) / layout::kChunkBytes : 0;
+    const std::uint64_t chunks =
+        each > layout::kControlBytes ? (each - layout::kControlBytes) / layout::kChunkBytes : 0;
     if (chunks < layout::kCursorCount || chunks >= (1u << 25)) {  // a member of the file stays below 4 GiB
       error = "a capacity of " + std::to_string(options_.capacity_bytes) + " bytes: 1 MB to 16 GB can be used";
       return false;
@@ -289,7 +294,8 @@ class Device {
   }
 
   // All chunks that were handed out, in pieces of pinned memory: rows of a chunk a cursor, then the others.
-  bool pieces(const Slot& slot, const Taken& taken, const std::function<bool(const void*, std::size_t)>& add) {
+  WARPLENS_DETAIL_FAST bool pieces(const Slot& slot, const Taken& taken,
+                                   const std::function<bool(const void*, std::size_t)>& add) {
     constexpr std::size_t kRow = std::size_t{layout::kCursorCount} * layout::kChunkBytes;
     constexpr std::uint32_t kRows = kPieceBytes / kRow;
     for (std::uint32_t row = 0; row < taken.depth; row += kRows) {

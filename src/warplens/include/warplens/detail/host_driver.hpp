@@ -35,36 +35,36 @@ constexpr int kHostPortableMapped = 3;
 constexpr int kCaptureNone = 0;
 constexpr int kCaptureRelaxed = 2;
 
-#define WARPLENS_DETAIL_DRIVER(X)                                                                        \
-  X(cuCtxGetCurrent, (Handle*))                                                                          \
-  X(cuCtxSetCurrent, (Handle))                                                                           \
-  X(cuCtxGetDevice, (int*))                                                                              \
-  X(cuCtxSynchronize, ())                                                                                \
-  X(cuDeviceGetName, (char*, int, int))                                                                  \
-  X(cuDeviceGetAttribute, (int*, int, int))                                                              \
-  X(cuDriverGetVersion, (int*))                                                                          \
-  X(cuMemAlloc_v2, (Address*, std::size_t))                                                              \
-  X(cuMemFree_v2, (Address))                                                                             \
-  X(cuMemHostAlloc, (void**, std::size_t, unsigned))                                                     \
-  X(cuMemcpyHtoDAsync_v2, (Address, const void*, std::size_t, Handle))                                   \
-  X(cuMemcpyDtoHAsync_v2, (void*, Address, std::size_t, Handle))                                         \
-  X(cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Handle))                                       \
-  X(cuMemsetD8Async, (Address, unsigned char, std::size_t, Handle))                                      \
-  X(cuStreamCreate, (Handle*, unsigned))                                                                 \
-  X(cuStreamSynchronize, (Handle))                                                                       \
-  X(cuStreamIsCapturing, (Handle, int*))                                                                 \
-  X(cuThreadExchangeStreamCaptureMode, (int*))                                                           \
-  X(cuEventCreate, (Handle*, unsigned))                                                                  \
-  X(cuEventRecord, (Handle, Handle))                                                                     \
-  X(cuEventQuery, (Handle))                                                                              \
-  X(cuEventElapsedTime, (float*, Handle, Handle))                                                        \
-  X(cuFuncGetAttribute, (int*, int, Handle))                                                             \
-  X(cuFuncSetAttribute, (Handle, int, int))                                                              \
-  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, Handle, int, std::size_t))                       \
-  X(cuKernelGetFunction, (Handle*, Handle))                                                              \
-  X(cuKernelGetName, (const char**, Handle))                                                             \
-  X(cuLaunchKernel, (Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void**, \
-                     void**))
+#define WARPLENS_DETAIL_DRIVER(X)                                                  \
+  X(cuCtxGetCurrent, (Handle*))                                                    \
+  X(cuCtxSetCurrent, (Handle))                                                     \
+  X(cuCtxGetDevice, (int*))                                                        \
+  X(cuCtxSynchronize, ())                                                          \
+  X(cuDeviceGetName, (char*, int, int))                                            \
+  X(cuDeviceGetAttribute, (int*, int, int))                                        \
+  X(cuDriverGetVersion, (int*))                                                    \
+  X(cuMemAlloc_v2, (Address*, std::size_t))                                        \
+  X(cuMemFree_v2, (Address))                                                       \
+  X(cuMemHostAlloc, (void**, std::size_t, unsigned))                               \
+  X(cuMemcpyHtoDAsync_v2, (Address, const void*, std::size_t, Handle))             \
+  X(cuMemcpyDtoHAsync_v2, (void*, Address, std::size_t, Handle))                   \
+  X(cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Handle))                 \
+  X(cuMemsetD8Async, (Address, unsigned char, std::size_t, Handle))                \
+  X(cuStreamCreate, (Handle*, unsigned))                                           \
+  X(cuStreamSynchronize, (Handle))                                                 \
+  X(cuStreamIsCapturing, (Handle, int*))                                           \
+  X(cuThreadExchangeStreamCaptureMode, (int*))                                     \
+  X(cuEventCreate, (Handle*, unsigned))                                            \
+  X(cuEventRecord, (Handle, Handle))                                               \
+  X(cuEventQuery, (Handle))                                                        \
+  X(cuEventElapsedTime, (float*, Handle, Handle))                                  \
+  X(cuFuncGetAttribute, (int*, int, Handle))                                       \
+  X(cuFuncSetAttribute, (Handle, int, int))                                        \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, Handle, int, std::size_t)) \
+  X(cuKernelGetFunction, (Handle*, Handle))                                        \
+  X(cuKernelGetName, (const char**, Handle))                                       \
+  X(cuLaunchKernel,                                                                \
+    (Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void**, void**))
 
 struct Driver {
 #define WARPLENS_DETAIL_MEMBER(name, arguments) int(*name) arguments = nullptr;
@@ -75,10 +75,10 @@ struct Driver {
   Driver() {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) missing = "libcuda.so.1";
-#define WARPLENS_DETAIL_FIND(name, arguments)                                       \
-  if (library != nullptr) {                                                         \
-    name = reinterpret_cast<int(*) arguments>(dlsym(library, #name));               \
-    if (name == nullptr) missing = #name " (the driver is older than CUDA 12.3)";   \
+#define WARPLENS_DETAIL_FIND(name, arguments)                                     \
+  if (library != nullptr) {                                                       \
+    name = reinterpret_cast<int(*) arguments>(dlsym(library, #name));             \
+    if (name == nullptr) missing = #name " (the driver is older than CUDA 12.3)"; \
   }
     WARPLENS_DETAIL_DRIVER(WARPLENS_DETAIL_FIND)
 #undef WARPLENS_DETAIL_FIND

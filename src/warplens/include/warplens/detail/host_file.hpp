@@ -15,6 +15,13 @@
 #include <string>
 #include <vector>
 
+// nvcc compiles for the host without optimisation unless it is told to.
+#ifdef __clang__
+#define WARPLENS_DETAIL_FAST
+#else
+#define WARPLENS_DETAIL_FAST __attribute__((optimize("O3")))
+#endif
+
 namespace warplens {
 namespace detail {
 namespace host {
@@ -32,7 +39,7 @@ class Crc {
       for (int k = 1; k < 8; ++k) table_[k][i] = table_[k - 1][i] >> 8 ^ table_[0][table_[k - 1][i] & 255u];
     }
   }
-  std::uint32_t add(std::uint32_t crc, const void* data, std::size_t size) const {
+  WARPLENS_DETAIL_FAST std::uint32_t add(std::uint32_t crc, const void* data, std::size_t size) const {
     const auto* at = static_cast<const unsigned char*>(data);
     crc = ~crc;
     for (; size >= 8; size -= 8, at += 8) {
@@ -230,11 +237,15 @@ class File {
 };
 
 // Text of a JSON string. Bytes that are no UTF-8 become '?'.
-inline std::string quoted(const std::string& text) {
+inline std::string json_text(const std::string& text) {
   std::string out = "\"";
   for (std::size_t i = 0; i < text.size();) {
     const auto c = static_cast<unsigned char>(text[i]);
-    std::size_t length = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+    std::size_t length = c < 0x80                ? 1
+                         : c >= 0xc2 && c < 0xe0 ? 2
+                         : c >= 0xe0 && c < 0xf0 ? 3
+                         : c >= 0xf0 && c < 0xf5 ? 4
+                                                 : 0;
     for (std::size_t k = 1; k < length; ++k) {
       if (i + k >= text.size() || (static_cast<unsigned char>(text[i + k]) & 0xc0u) != 0x80u) length = 0;
     }

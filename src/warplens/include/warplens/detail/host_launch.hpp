@@ -21,11 +21,11 @@ namespace host {
 // A translation unit that includes host.hpp.
 struct Unit {
   const char* policy;
-  bool relocatable;                                // -rdc: its kernels may call functions with marks of other units
-  int (*symbol)(void** address);                   // of the descriptor, on the current device
-  Handle (*kernel_of)(const void* function);       // the driver's handle; nullptr where there is none
-  Handle (*calibrator)(bool of_step);              // functions of the driver
-  std::map<Handle, Address> symbols;               // by context
+  bool relocatable;                                  // -rdc: its kernels may call functions with marks of other units
+  int (*symbol)(void** address);                     // of the descriptor, on the current device
+  Handle (*kernel_of)(const void* function);         // the driver's handle; nullptr where there is none
+  Handle (*calibrator)(bool of_step);                // functions of the driver
+  std::map<Handle, Address> symbols;                 // by context
   std::map<Handle, const layout::Descriptor*> rest;  // by context: what stands in the symbol between launches
   Unit* next;
 };
@@ -72,9 +72,32 @@ struct Group {
   const Unit* unit;
   Shape shape;
   std::uint32_t sites_hash = 0;
-  std::uint64_t turn = 0, timed_clean = 0;
+  std::uint64_t turn = 0, timed_clean = 0, idle = 0;  // idle: the GPU had nothing to do when it was launched
   std::vector<double> traced_ns, clean_ns, off_ns;
   std::string traced_resources = "null", clean_resources = "null";
+};
+
+// One launch as it comes in, and what is to be done with it.
+struct Launch {
+  Unit* unit;
+  Handle kernel;
+  const void* function;  // nullptr where the launch names the kernel by its handle
+  Shape shape;
+  Handle stream;
+};
+
+struct Pending {
+  Device* device = nullptr;
+  Group* group = nullptr;
+  Slot* slot = nullptr;  // nullptr: it is timed alone
+  Handle start = nullptr, stop = nullptr, done = nullptr;
+  Handle stream = nullptr;
+  bool clean = false, timed = false;
+};
+
+struct Decision {
+  const void* function = nullptr;  // launch this one instead; nullptr: as it came
+  Pending pending;
 };
 
 inline std::string demangled(const char* name) {
@@ -147,13 +170,26 @@ inline std::string site_set_entry(const SiteSet& set) {
   for (const std::string& row : split(is_long ? parts[0].substr(1) : parts[0], is_long ? '\x1e' : ',')) {
     const auto fields = is_long ? split(row, '\x1f') : std::vector<std::string>{trimmed(row), "phase", ""};
     if (fields.size() != 3 || fields[0].empty()) continue;
-    sites += std::string(sites.empty() ? "" : ",") + "{\"id\":" + std::to_string(++id) + ",\"name\":" +
-             quoted(fields[0]) + ",\"kind\":" + quoted(fields[1]) + ",\"resource\":" + quoted(fields[2]) +
-             ",\"file\":" + quoted(parts.size() > 1 ? parts[1] : "") +
+    sites += std::string(sites.empty() ? "" : ",") + "{\"id\":" + std::to_string(++id) +
+             ",\"name\":" + json_text(fields[0]) + ",\"kind\":" + json_text(fields[1]) +
+             ",\"resource\":" + json_text(fields[2]) + ",\"file\":" + json_text(parts.size() > 1 ? parts[1] : "") +
              ",\"line\":" + (parts.size() > 2 ? parts[2] : "0") + "}";
   }
-  return "{\"name\":" + quoted(set.name) + ",\"hash\":" + std::to_string(hash_of(set.name)) + ",\"sites\":[" + sites +
-         "]}";
+  return "{\"name\":" + json_text(set.name) + ",\"hash\":" + std::to_string(hash_of(set.name)) + ",\"sites\":[" +
+         sites + "]}";
+}
+
+// What the program asked for one build holds for the other.
+inline void match_limits(const Driver& driver, Handle from, Handle to) {
+  Handle source = nullptr, target = nullptr;
+  if (driver.cuKernelGetFunction(&source, from) != kSuccess) return;
+  if (driver.cuKernelGetFunction(&target, to) != kSuccess) return;
+  for (const int attribute : {kFunctionMaxDynamicShared, kFunctionMaxDynamicShared + 1}) {  // and the carveout
+    int value = 0;
+    if (driver.cuFuncGetAttribute(&value, attribute, source) == kSuccess) {
+      driver.cuFuncSetAttribute(target, attribute, value);
+    }
+  }
 }
 
 inline std::string resources_of(const Driver& driver, Handle kernel, const Shape& shape) {
@@ -167,24 +203,22 @@ inline std::string resources_of(const Driver& driver, Handle kernel, const Shape
       driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads, shape.shared_bytes) != kSuccess) {
     return "null";
   }
-  return "{\"registers\":" + std::to_string(registers) + ",\"shared_bytes\":" +
-         std::to_string(static_cast<std::size_t>(shared) + shape.shared_bytes) + ",\"local_bytes\":" +
-         std::to_string(local) + ",\"resident_blocks\":" + std::to_string(blocks) + "}";
+  return "{\"registers\":" + std::to_string(registers) +
+         ",\"shared_bytes\":" + std::to_string(static_cast<std::size_t>(shared) + shape.shared_bytes) +
+         ",\"local_bytes\":" + std::to_string(local) + ",\"resident_blocks\":" + std::to_string(blocks) + "}";
 }
 
-inline std::string times(const std::vector<double>& values) {
-  return values.empty() ? "null" : listed(values);
-}
+inline std::string times(const std::vector<double>& values) { return values.empty() ? "null" : listed(values); }
 
 inline std::string group_entry(const Group& group) {
   std::string why = "null";
   if (group.clean_ns.empty() || group.traced_ns.empty()) {
-    why = group.kernel->clean == nullptr
-              ? quoted("no clean kernel is known: WARPLENS_PAIR(traced, clean) names one")
-              : quoted("the program did not launch it often enough");
+    why = group.kernel->clean == nullptr ? json_text("no clean kernel is known: WARPLENS_PAIR(traced, clean) names one")
+          : group.idle > 0 ? json_text("the GPU was idle at these launches, and what was timed would be the host")
+                           : json_text("the program did not launch it often enough");
   }
-  return "{\"name\":" + quoted(group.kernel->name) + ",\"site_set\":" + quoted(site_set_name(group.sites_hash)) +
-         ",\"policy\":" + quoted(group.unit->policy) + ",\"clean\":" + group.clean_resources +
+  return "{\"name\":" + json_text(group.kernel->name) + ",\"site_set\":" + json_text(site_set_name(group.sites_hash)) +
+         ",\"policy\":" + json_text(group.unit->policy) + ",\"clean\":" + group.clean_resources +
          ",\"traced\":" + group.traced_resources + ",\"clean_ns\":" + times(group.clean_ns) +
          ",\"traced_ns\":" + times(group.traced_ns) + ",\"switched_off_ns\":" + times(group.off_ns) +
          ",\"not_measured\":" + why + ",\"mark_cost_cycles\":null}";

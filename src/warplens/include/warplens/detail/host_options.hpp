@@ -1,6 +1,6 @@
 // What `warplens record` asks of a program: the one environment variable that it sets.
-// In: WARPLENS_RECORD, "key=value&key=value" with %XX for other characters (capture/request.py writes it). Out: Options.
-// A variable that cannot be read switches recording off; it never stops the program.
+// In: WARPLENS_RECORD, "key=value&key=value" with %XX for other characters (capture/request.py writes it). Out:
+// Options. A variable that cannot be read switches recording off; it never stops the program.
 #ifndef WARPLENS_DETAIL_HOST_OPTIONS_HPP
 #define WARPLENS_DETAIL_HOST_OPTIONS_HPP
 
@@ -69,7 +69,8 @@ struct Options {
     if (number("version", 0) != kRequestVersion) return;
     folder = keys["folder"];
     kernels = keys["kernels"];
-    for (auto& text : {std::make_pair("note", &note), std::make_pair("host", &host), std::make_pair("command", &command)}) {
+    for (auto& text :
+         {std::make_pair("note", &note), std::make_pair("host", &host), std::make_pair("command", &command)}) {
       if (keys.count(text.first) != 0) *text.second = keys[text.first];
     }
     skip = number("launch_skip", 0);

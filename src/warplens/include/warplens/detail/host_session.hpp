@@ -24,29 +24,6 @@ namespace host {
 
 constexpr auto kLongestWait = std::chrono::seconds(2);  // of a launch for memory, and at the end for the last one
 
-// One launch as it comes in, and what is to be done with it.
-struct Launch {
-  Unit* unit;
-  Handle kernel;
-  const void* function;  // nullptr where the launch names the kernel by its handle
-  Shape shape;
-  Handle stream;
-};
-
-struct Pending {
-  Device* device = nullptr;
-  Group* group = nullptr;
-  Slot* slot = nullptr;             // nullptr: it is timed alone
-  Handle start = nullptr, stop = nullptr, done = nullptr;
-  Handle stream = nullptr;
-  bool clean = false;
-};
-
-struct Decision {
-  const void* function = nullptr;  // launch this one instead; nullptr: as it came
-  Pending pending;
-};
-
 class Session {
  public:
   // The process's own; nullptr where nothing is to be recorded.
@@ -82,6 +59,8 @@ class Session {
     Pending& pending = decision.pending;
     if (pending.group == nullptr) return;
     std::lock_guard<std::mutex> lock(mutex_);
+    // Had the GPU come to the start before the kernel was there, the time would be the host's.
+    pending.timed = driver_.cuEventQuery(pending.start) == kNotReady;
     driver_.cuEventRecord(pending.stop, launch.stream);
     if (pending.slot != nullptr) {
       write_descriptors(launch, *pending.device, nullptr);
@@ -158,25 +137,13 @@ class Session {
       kernel.traced_function = twins->traced, kernel.clean_function = twins->clean;
       if (launch.kernel == clean && driver_.cuKernelGetName(&name, traced) == kSuccess) kernel.name = demangled(name);
       kernel.matches |= pattern_.found_in(kernel.name);
-      match_limits(launch.kernel == clean ? clean : traced, launch.kernel == clean ? traced : clean);
+      match_limits(driver_, launch.kernel == clean ? clean : traced, launch.kernel == clean ? traced : clean);
     }
     return kernel;
   }
 
-  // What the program asked for one build holds for the other.
-  void match_limits(Handle from, Handle to) {
-    Handle source = nullptr, target = nullptr;
-    if (driver_.cuKernelGetFunction(&source, from) != kSuccess) return;
-    if (driver_.cuKernelGetFunction(&target, to) != kSuccess) return;
-    for (const int attribute : {kFunctionMaxDynamicShared, kFunctionMaxDynamicShared + 1}) {  // and the carveout
-      int value = 0;
-      if (driver_.cuFuncGetAttribute(&value, attribute, source) == kSuccess) {
-        driver_.cuFuncSetAttribute(target, attribute, value);
-      }
-    }
-  }
-
-  Device* device_of(const Launch& launch) {
+  // `capturing`: the launch's stream takes nodes of a graph, and nothing of ours.
+  Device* device_of(const Launch& launch, bool capturing = false) {
     Handle context = nullptr;
     if (driver_.cuCtxGetCurrent(&context) != kSuccess || context == nullptr) return nullptr;
     const Relaxed relaxed(driver_);
@@ -189,7 +156,8 @@ class Session {
       }
       const Handle calibrator = launch.unit->calibrator(false);
       device->calibrators = {calibrator, launch.unit->calibrator(true)};
-      device->calibrated = calibrator != nullptr && device->calibrate(calibrator, launch.stream);
+      device->calibrated =
+          calibrator != nullptr && device->calibrate(calibrator, capturing ? device->stream : launch.stream);
       if (!drainer_.joinable()) drainer_ = std::thread([this] { drain_all(); });
     }
     if (launch.unit->symbols.count(context) == 0) {
@@ -295,10 +263,10 @@ class Session {
     return decision;
   }
 
-  // A launch that becomes a node of a graph: nothing may be put beside it. Its unit's descriptor stays on, in a slot that
-  // counts launches, which are then recorded when the graph is replayed.
+  // A launch that becomes a node of a graph: nothing may be put beside it. Its unit's descriptor stays on, in a slot
+  // that counts launches, which are then recorded when the graph is replayed.
   Decision captured(const Launch& launch, Kernel& kernel) {
-    Device* device = device_of(launch);
+    Device* device = device_of(launch, true);
     if (device == nullptr || !device->error.empty()) return {};
     Decision decision;
     decision.function = other(launch, kernel, true);
@@ -348,7 +316,8 @@ class Session {
       driver_.cuCtxSetCurrent(pending.device->context);
       int status = kNotReady;
       // Asked and not waited for: an event to wait on would take the lock of a context whose kernel hangs.
-      for (unsigned us = 20; (status = driver_.cuEventQuery(pending.done)) == kNotReady && !stopped_; us = us < 1000 ? us * 2 : us) {
+      for (unsigned us = 20; (status = driver_.cuEventQuery(pending.done)) == kNotReady && !stopped_;
+           us = us < 1000 ? us * 2 : us) {
         std::this_thread::sleep_for(std::chrono::microseconds(us));
       }
       if (status == kSuccess) take(pending);
@@ -367,11 +336,12 @@ class Session {
   void take(Pending& pending) {
     const Relaxed relaxed(driver_);
     float ms = 0;
-    const bool has_time = driver_.cuEventElapsedTime(&ms, pending.start, pending.stop) == kSuccess;
+    const bool has_time = pending.timed && driver_.cuEventElapsedTime(&ms, pending.start, pending.stop) == kSuccess;
     if (pending.slot == nullptr) {
       std::lock_guard<std::mutex> lock(mutex_);
       auto& into = pending.group->kernel->clean != nullptr ? pending.group->clean_ns : pending.group->off_ns;
       if (has_time) into.push_back(ms * 1e6);
+      pending.group->idle += !has_time;
       return;
     }
     if (pending.device->calibrated) {
@@ -478,7 +448,7 @@ class Session {
     for (const auto& entry : kernels_) {
       const Kernel& kernel = entry.second;
       if (kernel.name.empty()) continue;
-      out.ran.push_back("{\"name\":" + quoted(kernel.name) + ",\"launches\":" + std::to_string(kernel.launches) +
+      out.ran.push_back("{\"name\":" + json_text(kernel.name) + ",\"launches\":" + std::to_string(kernel.launches) +
                         ",\"recorded\":" + std::to_string(kernel.recorded) +
                         ",\"matches\":" + (kernel.matches ? "true" : "false") +
                         ",\"without_marks\":" + (kernel.silent ? "true" : "false") + "}");
@@ -489,7 +459,8 @@ class Session {
     say(overlapped_, "launches beside a recorded one on another stream");
     say(mixed_, "launches that another one wrote beside");
     say(crowded_, "launches that found no memory free within 2 s");
-    if (mixed_graphs_) out.left_out.push_back("replays of graphs: kernels or shapes differ, and replays are counted by blocks");
+    if (mixed_graphs_)
+      out.left_out.push_back("replays of graphs: kernels or shapes differ, and replays are counted by blocks");
     if (driver_.missing != nullptr) out.left_out.push_back(std::string("everything: not found: ") + driver_.missing);
     return out;
   }

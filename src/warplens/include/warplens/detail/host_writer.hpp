@@ -1,6 +1,6 @@
 // What a recorded process writes: members of its file as launches end, the manifest, and a note of what ran.
-// In: entries and chunks. Out: PID.wlens.part, then PID.wlens, and PID.json in the folder of the run. A place that cannot
-// be written ends the writing, never the program; the first reason is told on stderr, in one line.
+// In: entries and chunks. Out: PID.wlens.part, then PID.wlens, and PID.json in the folder of the run. A place that
+// cannot be written ends the writing, never the program; the first reason is told on stderr, in one line.
 #ifndef WARPLENS_DETAIL_HOST_WRITER_HPP
 #define WARPLENS_DETAIL_HOST_WRITER_HPP
 
@@ -58,18 +58,18 @@ class Writer {
     if (begun_ && !file_.end()) return complain(file_.error());
     const Shape& shape = group.shape;
     const std::string blocks = options.blocks.empty() ? "null" : listed(options.blocks);
-    const std::string grid =
-        replayed || contents.grids.empty() ? "null" : std::to_string(*contents.grids.begin());
-    const std::string entry =
-        "{\"kernel\":" + std::to_string(group_index) + ",\"grid\":" + listed(shape.grid) +
-        ",\"block\":" + listed(shape.block) + ",\"cluster\":" + listed(shape.cluster) +
-        ",\"shared_bytes\":" + std::to_string(shape.shared_bytes) +
-        ",\"stream\":" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) + ",\"rank\":" + rank() +
-        ",\"replay\":" + std::to_string(replay) + ",\"grid_id\":" + grid + ",\"records\":" +
-        (begun_ ? quoted(member(number)) : "null") + ",\"lost_events\":" + std::to_string(contents.lost_events) +
-        ",\"lost_chunks\":" + std::to_string(contents.lost_chunks) + ",\"every\":" +
-        std::to_string(options.every_block) + ",\"warp_mask\":" + std::to_string(options.warp_mask) + ",\"blocks\":" +
-        blocks + ",\"cold_l2\":false}";
+    const std::string grid = replayed || contents.grids.empty() ? "null" : std::to_string(*contents.grids.begin());
+    const std::string entry = "{\"kernel\":" + std::to_string(group_index) + ",\"grid\":" + listed(shape.grid) +
+                              ",\"block\":" + listed(shape.block) + ",\"cluster\":" + listed(shape.cluster) +
+                              ",\"shared_bytes\":" + std::to_string(shape.shared_bytes) +
+                              ",\"stream\":" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) +
+                              ",\"rank\":" + rank() + ",\"replay\":" + std::to_string(replay) + ",\"grid_id\":" + grid +
+                              ",\"records\":" + (begun_ ? json_text(member(number)) : "null") +
+                              ",\"lost_events\":" + std::to_string(contents.lost_events) +
+                              ",\"lost_chunks\":" + std::to_string(contents.lost_chunks) +
+                              ",\"every\":" + std::to_string(options.every_block) +
+                              ",\"warp_mask\":" + std::to_string(options.warp_mask) + ",\"blocks\":" + blocks +
+                              ",\"cold_l2\":false}";
     begun_ = false;
     entries_.push_back(entry);
     policy_ = group.unit->policy;
@@ -87,7 +87,7 @@ class Writer {
       columns[1] += comma + std::to_string(pair.globaltimer_ns);
       columns[2] += comma + std::to_string(pair.clock_cycles);
     }
-    calibrations_.push_back("{\"when\":" + quoted(when) + ",\"sm\":[" + columns[0] + "],\"globaltimer_ns\":[" +
+    calibrations_.push_back("{\"when\":" + json_text(when) + ",\"sm\":[" + columns[0] + "],\"globaltimer_ns\":[" +
                             columns[1] + "],\"clock_cycles\":[" + columns[2] + "]}");
   }
   void set_step(std::uint64_t ns) { step_ns_ = ns; }
@@ -121,7 +121,8 @@ class Writer {
   static std::string rank() {
     for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
       const char* text = std::getenv(name);
-      if (text != nullptr && *text >= '0' && *text <= '9') return std::to_string(std::strtoul(text, nullptr, 10) & 0xffffffffu);
+      if (text != nullptr && *text >= '0' && *text <= '9')
+        return std::to_string(std::strtoul(text, nullptr, 10) & 0xffffffffu);
     }
     return "0";
   }
@@ -132,7 +133,8 @@ class Writer {
     return text.substr(text.rfind('/') + 1);
   }
   std::string process() const {
-    return "{\"pid\":" + std::to_string(getpid()) + ",\"rank\":" + rank() + ",\"program\":" + quoted(program()) + "}";
+    return "{\"pid\":" + std::to_string(getpid()) + ",\"rank\":" + rank() + ",\"program\":" + json_text(program()) +
+           "}";
   }
   std::string manifest(const std::vector<std::string>& groups, bool complete) const {
     char created[32];
@@ -141,22 +143,23 @@ class Writer {
     std::strftime(created, sizeof created, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts));
     std::vector<std::string> sets;
     for (const SiteSet* set : site_sets()) sets.push_back(site_set_entry(*set));
-    return "{\"format\":\"wlens\",\"version\":[1,1],\"warplens\":null,\"created\":" + quoted(created) +
-           ",\"complete\":" + (complete ? "true" : "false") + ",\"note\":" + options_.note + ",\"host\":" + options_.host +
-           ",\"command\":" + options_.command + ",\"policy\":" + quoted(policy_) +
+    return "{\"format\":\"wlens\",\"version\":[1,1],\"warplens\":null,\"created\":" + json_text(created) +
+           ",\"complete\":" + (complete ? "true" : "false") + ",\"note\":" + options_.note +
+           ",\"host\":" + options_.host + ",\"command\":" + options_.command + ",\"policy\":" + json_text(policy_) +
            ",\"keep\":\"oldest\",\"capacity_bytes\":" + std::to_string(options_.capacity_bytes / kSlots) +
-           ",\"device\":" + facts_ + ",\"clock_state\":null,\"globaltimer_step_ns\":" +
-           (step_ns_ > 0 ? std::to_string(step_ns_) : "null") + ",\"site_sets\":" + joined(sets) +
-           ",\"kernels\":" + joined(groups) + ",\"launches\":" + joined(complete ? entries_ : std::vector<std::string>{}) +
+           ",\"device\":" + facts_ +
+           ",\"clock_state\":null,\"globaltimer_step_ns\":" + (step_ns_ > 0 ? std::to_string(step_ns_) : "null") +
+           ",\"site_sets\":" + joined(sets) + ",\"kernels\":" + joined(groups) +
+           ",\"launches\":" + joined(complete ? entries_ : std::vector<std::string>{}) +
            ",\"calibration\":" + joined(calibrations_) + ",\"process\":" + process() + "}";
   }
   // What ran, for the list that is shown where nothing was recorded.
   void note(const Summary& summary) {
     std::vector<std::string> left_out;
-    for (const std::string& text : summary.left_out) left_out.push_back(quoted(text));
+    for (const std::string& text : summary.left_out) left_out.push_back(json_text(text));
     const std::string text = "{\"process\":" + process() + ",\"kernels\":" + joined(summary.ran) +
-                             ",\"left_out\":" + joined(left_out) + ",\"failed\":" +
-                             (why_.empty() ? "null" : quoted(why_)) + "}\n";
+                             ",\"left_out\":" + joined(left_out) +
+                             ",\"failed\":" + (why_.empty() ? "null" : json_text(why_)) + "}\n";
     const int file = open((file_.base() + ".json").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file < 0) return;
     if (write(file, text.data(), text.size()) < 0) complain(std::strerror(errno));
