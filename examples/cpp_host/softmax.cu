@@ -21,7 +21,7 @@ __device__ float warp_sum(float v) {
 
 // Blocks of 256 threads; columns up to 4096.
 template <bool kTrace>
-__global__ void __launch_bounds__(256, 6) softmax_rows(const float* in, float* out, int columns) {
+__global__ void __launch_bounds__(256, 8) softmax_rows(const float* in, float* out, int columns) {
   warplens::Recorder<softmax, kTrace> rec;
   rec.phase(softmax::load_max);
   __shared__ float partial[2][8];

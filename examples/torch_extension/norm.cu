@@ -8,7 +8,7 @@ WARPLENS_SITES(rmsnorm, load_square, wait_sum, scale);
 
 // One row a block of 256 threads.
 template <bool kTrace>
-__global__ void __launch_bounds__(256, 6)
+__global__ void __launch_bounds__(256, 8)
     rmsnorm_rows(const float* x, const float* weight, float* y, int columns, float eps) {
   warplens::Recorder<rmsnorm, kTrace> rec;
   rec.phase(rmsnorm::load_square);

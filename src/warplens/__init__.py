@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from warplens.capture.options import RecordOptions as RecordOptions
     from warplens.errors import WarplensError as WarplensError
     from warplens.kernel import Kernel as Kernel
+    from warplens.kernel.recording import record as record
     from warplens.render.export import export as export
     from warplens.render.plots import plot as plot
     from warplens.render.report import report as report
@@ -31,6 +32,7 @@ _HOMES = {
     "get_include": "warplens.capture.compile",
     "open": "warplens.trace",
     "plot": "warplens.render.plots",
+    "record": "warplens.kernel.recording",
     "report": "warplens.render.report",
 }
 __all__ = sorted([*_HOMES, "__version__"])

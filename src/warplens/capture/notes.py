@@ -1,6 +1,6 @@
 """What the processes of a recorded program said of themselves, in the folder of the run.
 
-In: the folder. Out: the notes, each a JSON object with `process`; whether any process recorded something. Imports nothing
+In: the folder. Out: the notes, each a JSON object with `process`; how many recorded something. Imports nothing
 heavy: where nothing was recorded this is all that is read.
 """
 

@@ -1,4 +1,4 @@
-"""For Python processes below `warplens record`: leaves a note of what ran, and gives way to the user's own sitecustomize.
+"""For Python processes below `warplens record`: leaves a note of what ran, and gives way to the user's own of its name.
 
 In: the variable WARPLENS_RECORD. Out: PID-python.json in the run's folder, at exit, where a GPU package was loaded.
 Imports nothing that Python has not loaded at its start, so that a start costs a millisecond at most; breaks nothing.

@@ -54,7 +54,7 @@ static_assert(layout::kWordBlock == 0 && layout::kWordMeta == 1 && layout::kWord
 // By the lowest of the lanes that are here together. One function that calls no other, out of the way of the code that
 // has the mark: it asks anew whether the warp is recorded, since keeping the answer would take registers of the kernel.
 template <bool kLive>
-__device__ __noinline__ void write_detached(u64 now, u32 record, u32 payload) {
+WARPLENS_DETAIL_CALLED void write_detached(u64 now, u32 record, u32 payload) {
   const u32 lanes = __activemask();
   if (read_laneid() == static_cast<u32>(__ffs(lanes) - 1)) write_alone<kLive>(now, record, payload, lanes);
   __syncwarp(lanes);  // as at the end of write_unusual in packed.cuh

@@ -30,6 +30,14 @@ constexpr u32 kFullMask = 0xffffffffu;
 #define WARPLENS_DETAIL_KNOWN(value) true
 #endif
 
+// Of functions that are called and not inlined. Across translation units (-rdc) one that others could call gets as many
+// registers as it likes, and a kernel with __launch_bounds__ may then not call it.
+#ifdef __CUDACC_RDC__
+#define WARPLENS_DETAIL_CALLED static __device__ __noinline__
+#else
+#define WARPLENS_DETAIL_CALLED inline __device__ __noinline__
+#endif
+
 __host__ __device__ constexpr u32 low(u64 value) { return static_cast<u32>(value); }
 __host__ __device__ constexpr u32 high(u64 value) { return static_cast<u32>(value >> 32); }
 
