@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from warplens.render.selection import Selection as Selection
     from warplens.trace import Trace as Trace
     from warplens.trace import open as open
+    from warplens.trace.merge import merge as merge
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _HOMES = {
     "WarplensError": "warplens.errors",
     "export": "warplens.render.export",
     "get_include": "warplens.capture.compile",
+    "merge": "warplens.trace.merge",
     "open": "warplens.trace",
     "plot": "warplens.render.plots",
     "record": "warplens.kernel.recording",

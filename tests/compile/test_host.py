@@ -180,7 +180,7 @@ def test_a_kernel_that_hangs_does_not_hold_up_the_programs_end(built: Built, tmp
 
 
 def test_a_program_beyond_its_time_is_stopped_and_its_launches_kept(built: Built, tmp_path: Path) -> None:
-    shell = f"{built.program} _exit 3; sleep 30"
+    shell = f"{built.program} _exit 3; exec sleep 30"
     command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--rounds", "0", "--timeout", "2"]
     done = run(built, tmp_path, [*command, "--", "sh", "-c", shell])
     assert done.returncode == 124

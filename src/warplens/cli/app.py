@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "Draw blocks, warps, durations, one phase over SMs, or two traces, as PNG, SVG or PDF.",
     ),
     "export": ("warplens.cli.export", "Write a trace for Perfetto, as Parquet tables, or its spans as CSV."),
+    "merge": ("warplens.cli.merge", "Write the launches of several traces as one trace."),
     "info": ("warplens.cli.ask", "Print what a file is: device, versions, kernels, launches, members."),
     "query": ("warplens.cli.ask", "Run SQL over the tables launches, blocks, spans, sites, problems and audit."),
     "audit": ("warplens.cli.audit", "Say what each mark measures, from the machine code of a trace or a cubin."),

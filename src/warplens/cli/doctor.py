@@ -204,9 +204,7 @@ def _doctor_binary(path: Path, as_json: bool) -> int:
     shown = f"{len(found.kernels)}: {names}" if names else f"not known: {where}"
     checks = [
         Check("gpu code", "ok" if code else "note", code or "none in this file; libraries that it loads may hold some"),
-        Check(
-            "kernels", "ok" if names else "note", f"{len(found.kernels)}: {names}" if names else f"not known: {where}"
-        ),
+        Check("kernels", "ok" if names else "note", shown),
         Check(
             "record",
             "ok" if found.recordable else "note",
