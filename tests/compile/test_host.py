@@ -156,6 +156,18 @@ def test_replays_of_a_captured_launch_are_chosen_and_numbered(built: Built, tmp_
     assert launches_of(tmp_path / "run.wlens") == 3
 
 
+def test_a_program_says_itself_from_when_to_when(built: Built, tmp_path: Path) -> None:
+    options = ("--paused", "--launch-skip", "1", "--launch-count", "3", "--rounds", "0")
+    record(built, tmp_path, "window", options=options)
+    assert [entry["grid_id"] for entry in warplens.open(tmp_path / "run.wlens").manifest["launches"]] == [12, 13, 14]
+
+
+def test_graphs_that_were_captured_before_obey_too(built: Built, tmp_path: Path) -> None:
+    record(built, tmp_path, "window", options=("--paused", "--launch-skip", "1"), CAPTURED="1")
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert [entry["replay"] for entry in trace.manifest["launches"]] == [11, 12, 13, 14, 15]
+
+
 def test_what_does_not_fit_is_counted_and_reaches_the_exit_code(built: Built, tmp_path: Path) -> None:
     # A quarter of 1 MiB less the control block, 262,144 - 33,024 bytes, are 1,790 chunks; 200 times 12 are written.
     done = record(built, tmp_path, "run", "2", options=("--capacity", "1MiB", "--rounds", "0"), REPEAT="200")

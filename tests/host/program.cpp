@@ -1,5 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
-//   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, unmarked, threads
+//   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
+//   threads
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -50,7 +51,7 @@ void run_kernel(bool traced) {
   ++result;
   ++grid_id;
   const layout::Descriptor to = symbol;
-  if (!traced || to.control == 0 || word(to.control) == 0) return;
+  if (!traced || to.control == 0) return;
   std::uint32_t launch = grid_id;
   if ((word(to.control + 12) & layout::kChoiceWindow) != 0) {
     auto& ended = *reinterpret_cast<std::uint64_t*>(to.control + layout::kControlBlocksEnded);
@@ -60,6 +61,7 @@ void run_kernel(bool traced) {
     const auto count = *reinterpret_cast<std::uint64_t*>(to.control + layout::kControlWindowLaunches);
     if (launch < first || launch - first >= count) return;
   }
+  if (word(to.control) == 0) return;  // the mask of warps
   for (std::size_t at = 0, i = 0; at < chunks.size(); at += layout::kChunkBytes, ++i) {
     std::uint32_t& cursor = word(to.control + layout::kControlCursors + i % 7 * layout::kCursorStride);
     std::uint32_t index = cursor;
@@ -130,6 +132,19 @@ int main(int argc, char** argv) {
     launch();
     fake_set_capturing(0);
     for (int i = 1; i < launches; ++i) run_kernel(true);  // replays, which no call announces
+  } else if (mode == "window") {                          // launches and replays: 10 before, 6 within, 10 behind
+    const bool captured = std::getenv("CAPTURED") != nullptr;
+    const auto some = [&](int count) {
+      for (int i = 0; i < count; ++i) captured ? run_kernel(true) : launch();
+    };
+    fake_set_capturing(captured);
+    launch();
+    fake_set_capturing(0);
+    some(9);
+    Session::current()->set_on(true);
+    some(6);
+    Session::current()->set_on(false);
+    some(10);
   } else if (mode == "threads") {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {

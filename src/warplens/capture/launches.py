@@ -70,6 +70,7 @@ class LaunchRecorder:
     def __init__(self, asked: Asked, keep: Keep) -> None:
         self.asked, self.request, self.keep = asked, asked.request, keep
         self.pid = os.getpid()
+        self.on = not asked.request.paused
         self.left_out: dict[str, int] = {}
         self.ran: dict[str, list[int]] = {}
         self._pattern = re.compile(asked.request.kernels or "")
@@ -107,7 +108,7 @@ class LaunchRecorder:
         self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, stream: int
     ) -> _Group | None:
         """What is to record or time this launch; None for one that is to run without."""
-        if os.getpid() != self.pid or not self._pattern.search(kernel.name):
+        if not self.on or os.getpid() != self.pid or not self._pattern.search(kernel.name):
             return None
         self._matched += 1
         if self._matched <= self.request.launch_skip or self._kept >= self.request.launch_count:

@@ -38,6 +38,7 @@ class Request:
     - every_block: record every n-th block only.
     - blocks: record these blocks only, by linear index; None is all.
     - warps: record these warps of a block only; None is all.
+    - paused: record nothing until the program says so: `warplens::start_recording()` in C++, `rec.start()` in Python.
     - timeout_s: stop the program after so many seconds; None waits for ever. Of the command alone.
     - note: text that is kept in the trace and shown.
     - host, command: say in the trace on which host, or with which command, it was made.
@@ -51,6 +52,7 @@ class Request:
     every_block: int = 1
     blocks: tuple[int, ...] | None = None
     warps: tuple[int, ...] | None = None
+    paused: bool = False
     timeout_s: float | None = None
     note: str | None = None
     host: bool = False
@@ -112,7 +114,7 @@ def to_text(request: Request, folder: str, *, host: str | None = None, command: 
     """The variable's text. `folder`: where processes leave their files, absolute. UsageError when it is too long."""
     keys: dict[str, Any] = {"version": VERSION, "folder": folder, "kernels": request.kernels or ""}
     keys |= {name: getattr(request, name) for name in ("launch_skip", "launch_count", "rounds", "capacity_bytes")}
-    keys |= {"every_block": request.every_block, "warp_mask": request.warp_mask}
+    keys |= {"every_block": request.every_block, "warp_mask": request.warp_mask, "paused": int(request.paused)}
     keys["blocks"] = ",".join(map(str, sorted(set(request.blocks or ()))))
     for name, value in (("note", request.note), ("host", host), ("command", command)):
         if value is not None:
@@ -149,6 +151,7 @@ def from_text(text: str) -> Asked | None:
             every_block=int(keys["every_block"]),
             blocks=tuple(map(int, keys["blocks"].split(","))) if keys["blocks"] else None,
             warps=None if mask == 0xFFFFFFFF else tuple(warp for warp in range(32) if mask >> warp & 1),
+            paused=bool(int(keys["paused"])),
             note=json.loads(keys["note"]) if "note" in keys else None,
         )
         host, command = (json.loads(keys[name]) if name in keys else None for name in ("host", "command"))

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from typing import Final, Literal
 import click
 
 from warplens.capture.audited import find_nvdisasm
+from warplens.capture.machine import has_mps
 from warplens.cli.exits import FINE, MISSING
 from warplens.cli.output import console, finish, json_option, print_json
 from warplens.errors import FileError, SitesError
@@ -70,7 +72,7 @@ def examine() -> list[Check]:
     install = f"pip install '.[{extra}]' in the checkout"
     checks = [_python(), Check("platform", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")]
     checks += [_package(name, "") for name in ("numpy", "polars", "matplotlib")]
-    checks += [*_driver(install), _nvrtc(install), _nvdisasm(install), _permissions()]
+    checks += [*_driver(install), _nvrtc(install), _nvdisasm(install), _nvcc(), _permissions(), *_surroundings()]
     return checks
 
 
@@ -171,6 +173,33 @@ def _nvdisasm(install: str) -> Check:
         return Check("nvdisasm", "note", f"{path} does not run: {error}", install)
     release = re.search(r"release ([\d.]+)", done.stdout)
     return Check("nvdisasm", "ok", f"{release[1] if release else 'version not known'} at {path}")
+
+
+def _nvcc() -> Check:
+    """For programs that `warplens record` runs; recording by `warplens.Kernel` needs none."""
+    path = shutil.which("nvcc")
+    if path is None:
+        return Check("nvcc", "note", "not found: only needed to build programs that `warplens record` runs")
+    return Check("nvcc", "ok", path)
+
+
+_INJECTED: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUPTI_INJECTION_PATH")
+
+
+def _surroundings() -> list[Check]:
+    """What changes how a recording is to be read: other profilers, MPS, WSL. Absent where there is nothing to say."""
+    found = []
+    injected = [name for name in _INJECTED if os.environ.get(name)]
+    if injected or any(name.startswith("NSYS_") for name in os.environ):
+        names = ", ".join(injected) or "NSYS_* is set"
+        found.append(
+            Check("profilers", "note", f"another one is active in this environment ({names}): times include it")
+        )
+    if has_mps():
+        found.append(Check("mps", "note", "an MPS server runs here: other processes may run kernels beside yours"))
+    if "microsoft" in platform.release().lower():
+        found.append(Check("wsl", "note", "this is WSL: warplens was not tried there"))
+    return found
 
 
 def _permissions() -> Check:

@@ -46,6 +46,7 @@ def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option("--every-block", type=int, default=1, metavar="N", help="Record every N-th block only.")
 @click.option("--blocks", callback=number_list, metavar="N,N-M", help="Record these blocks only.")
 @click.option("--warps", callback=number_list, metavar="N,N-M", help="Record these warps of a block only.")
+@click.option("--paused", is_flag=True, help="Begin when the program calls warplens::start_recording().")
 @click.option("--timeout", "timeout_s", type=float, metavar="S", help="Stop the program after S seconds.")
 @click.option("--note", metavar="TEXT", help="Text that the trace keeps and shows.")
 @click.option("--host", is_flag=True, help="Say in the trace on which host it was made.")

@@ -94,8 +94,8 @@ class record:  # noqa: N801  (used as a function is)
     3
 
     Options are those of `warplens record`, with the same words and meaning: `kernels`, `launch_skip`, `launch_count`,
-    `rounds`, `capacity_bytes`, `every_block`, `blocks`, `warps`, `note`. No launch is added: clean and traced ones
-    alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
+    `rounds`, `capacity_bytes`, `every_block`, `blocks`, `warps`, `paused`, `note`. No launch is added: clean and traced
+    ones alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
     launches and recorded ones by name. Launches of code that nvcc built are recorded by `warplens record` alone.
 
     Raises UsageError (options, or a recording within a recording) and FileError (the place cannot be written).
@@ -121,6 +121,16 @@ class record:  # noqa: N801  (used as a function is)
         self._keep = _Parts(PartWriter(Path(self._folder.name), str(os.getpid())))
         self._recorder = _active = LaunchRecorder(asked_in_process(self.request), self._keep)
         return self
+
+    def start(self) -> None:
+        """Record from here on, where it was paused."""
+        if self._recorder is not None:
+            self._recorder.on = True
+
+    def stop(self) -> None:
+        """Record nothing from here on, until `start`."""
+        if self._recorder is not None:
+            self._recorder.on = False
 
     def __exit__(self, *_: object) -> None:
         global _active

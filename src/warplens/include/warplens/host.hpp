@@ -196,6 +196,19 @@ static cudaError_t by_configuration(const cudaLaunchConfig_t* configuration, con
 }  // namespace detail
 }  // namespace warplens
 
+namespace warplens {
+
+// From when to when `warplens record` records, in a program that says so itself; without --paused it begins at once.
+// Graphs that were captured before obey too. Outside of `record` they do nothing.
+inline void start_recording() {
+  if (auto* session = detail::host::Session::current()) session->set_on(true);
+}
+inline void stop_recording() {
+  if (auto* session = detail::host::Session::current()) session->set_on(false);
+}
+
+}  // namespace warplens
+
 // WARPLENS_PAIR(traced, clean): two kernels of the same parameters that do the same, one with marks. Put a kernel with
 // commas in its name into parentheses. One a line.
 #define WARPLENS_DETAIL_JOINED_(a, b) a##b

@@ -101,7 +101,7 @@ class Device {
     if (!copy_out(control_, slot.descriptor->control, layout::kControlFresh)) return false;
     auto* choice = reinterpret_cast<std::uint32_t*>(control_ + layout::kControlChoice);
     choice[3] |= layout::kChoiceWindow;
-    if (launches == 0) choice[0] = 0;
+    choice[0] = launches > 0 ? options_.warp_mask : 0;
     std::memcpy(control_ + layout::kControlWindowFirst, &first, 8);
     std::memcpy(control_ + layout::kControlWindowLaunches, &launches, 8);
     return driver_.cuMemcpyHtoDAsync_v2(slot.descriptor->control, control_, layout::kControlFresh, stream) ==

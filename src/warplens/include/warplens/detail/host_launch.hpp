@@ -100,6 +100,20 @@ struct Decision {
   Pending pending;
 };
 
+// The build that the program did not name; nullptr where it named the wanted one, or there is none.
+inline const void* other_build(const Launch& launch, const Kernel& kernel, bool traced) {
+  const Handle wanted = traced ? kernel.traced : kernel.clean;
+  if (wanted == nullptr || wanted == launch.kernel) return nullptr;
+  return traced ? kernel.traced_function : kernel.clean_function;
+}
+
+// A launch of a kernel with marks that is none of those to be recorded: the build without, where there is one.
+inline Decision unrecorded(const Launch& launch, const Kernel& kernel) {
+  Decision decision;
+  decision.function = other_build(launch, kernel, false);
+  return decision;
+}
+
 inline std::string demangled(const char* name) {
   int status = 0;
   char* text = abi::__cxa_demangle(name, nullptr, nullptr, &status);

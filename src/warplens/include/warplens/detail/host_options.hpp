@@ -51,7 +51,8 @@ inline std::map<std::string, std::string> parse_request(const char* text) {
 
 struct Options {
   bool wanted = false;
-  std::string folder;  // where the process leaves its file
+  bool paused = false;  // until start_recording()
+  std::string folder;   // where the process leaves its file
   std::string kernels;
   std::string note = "null", host = "null", command = "null";  // JSON, as they stand in the manifest
   std::uint64_t skip = 0, count = 0, rounds = 0, capacity_bytes = 0;
@@ -73,6 +74,7 @@ struct Options {
          {std::make_pair("note", &note), std::make_pair("host", &host), std::make_pair("command", &command)}) {
       if (keys.count(text.first) != 0) *text.second = keys[text.first];
     }
+    paused = number("paused", 0) != 0;
     skip = number("launch_skip", 0);
     count = number("launch_count", 100);
     rounds = number("rounds", 10);

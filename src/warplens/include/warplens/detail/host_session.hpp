@@ -38,7 +38,7 @@ class Session {
     Kernel& kernel = kernel_of(launch);
     ++kernel.launches;
     if (!kernel.matches || kernel.silent) return {};
-    const bool past = matched_++ < options_.skip || ended_;
+    const bool past = !on_ || matched_++ < options_.skip || ended_;
     int capture = kCaptureNone;
     if (driver_.cuStreamIsCapturing(launch.stream, &capture) != kSuccess) return {};
     if (capture != kCaptureNone) return captured(launch, kernel);
@@ -73,6 +73,16 @@ class Session {
     if (pending.slot != nullptr) ++kept_;
     queue_.push_back(pending);
     wake_.notify_all();
+  }
+
+  // Launches while it is off run without being recorded or counted; graphs that were captured already obey too.
+  void set_on(bool on) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_ || on_ == on) return;
+    on_ = on;
+    if (replayed_.slot == nullptr || mixed_graphs_ || replays_taken_) return;
+    const Relaxed relaxed(driver_);
+    set_window(replayed_.device->blocks_ended(*replayed_.slot) / replayed_.group->shape.blocks());
   }
 
   // At the program's end: what is under way is waited for, a little, and the file gets its manifest and its name.
@@ -118,7 +128,7 @@ class Session {
   }
 
   Session(const Driver& driver, const Options& options)
-      : driver_(driver), options_(options), pattern_(options.kernels), writer_(options) {
+      : driver_(driver), options_(options), pattern_(options.kernels), on_(!options.paused), writer_(options) {
     if (driver_.missing != nullptr) ended_ = true;
   }
 
@@ -209,19 +219,6 @@ class Session {
     return group;
   }
 
-  static const void* other(const Launch& launch, const Kernel& kernel, bool traced) {
-    const Handle wanted = traced ? kernel.traced : kernel.clean;
-    if (wanted == nullptr || wanted == launch.kernel) return nullptr;
-    return traced ? kernel.traced_function : kernel.clean_function;
-  }
-
-  // A launch of a kernel with marks that is none of those to be recorded: the build without, where there is one.
-  static Decision unrecorded(const Launch& launch, const Kernel& kernel) {
-    Decision decision;
-    decision.function = other(launch, kernel, false);
-    return decision;
-  }
-
   Decision timed(const Launch& launch, const Kernel& kernel, Group& group, Device& device) {
     Decision decision;
     Pending& pending = decision.pending;
@@ -237,7 +234,7 @@ class Session {
     spare_.pop_back();
     pending.device = &device, pending.group = &group, pending.stream = launch.stream, pending.clean = true;
     ++group.timed_clean;
-    decision.function = other(launch, kernel, false);
+    decision.function = other_build(launch, kernel, false);
     driver_.cuEventRecord(pending.start, launch.stream);
     return decision;
   }
@@ -257,7 +254,7 @@ class Session {
     Pending& pending = decision.pending;
     pending.device = &device, pending.group = &group, pending.slot = slot, pending.stream = launch.stream;
     pending.start = slot->start, pending.stop = slot->stop, pending.done = slot->done;
-    decision.function = other(launch, kernel, true);
+    decision.function = other_build(launch, kernel, true);
     write_descriptors(launch, device, slot->descriptor);
     driver_.cuEventRecord(pending.start, launch.stream);
     return decision;
@@ -269,7 +266,7 @@ class Session {
     Device* device = device_of(launch, true);
     if (device == nullptr || !device->error.empty()) return {};
     Decision decision;
-    decision.function = other(launch, kernel, true);
+    decision.function = other_build(launch, kernel, true);
     const Relaxed relaxed(driver_);
     if (replayed_.slot == nullptr) {
       Slot* slot = device->free_slot();
@@ -278,7 +275,7 @@ class Session {
       replayed_ = {};
       replayed_.device = device, replayed_.slot = slot;
       replayed_.group = &group_of(launch, kernel);
-      device->set_window(*slot, options_.skip, options_.count);
+      set_window(0);
       launch.unit->rest[device->context] = slot->descriptor;
       const Address symbol = launch.unit->symbols[device->context];
       driver_.cuMemcpyHtoDAsync_v2(symbol, slot->descriptor, sizeof *slot->descriptor, device->stream);
@@ -288,6 +285,13 @@ class Session {
       mixed_graphs_ = true;  // launches are counted by their blocks, which only works for equal ones
     }
     return decision;
+  }
+
+  // The launches of the captured kernel that are recorded, from its launch `number` on.
+  void set_window(std::uint64_t number) {
+    const std::uint64_t count = on_ ? options_.count : 0;
+    if (on_) window_end_ = number + options_.skip + count;
+    replayed_.device->set_window(*replayed_.slot, number + options_.skip, count);
   }
 
   void release(Pending& pending) {
@@ -391,7 +395,7 @@ class Session {
     driver_.cuCtxSetCurrent(pending.device->context);
     const std::uint64_t blocks = pending.group->shape.blocks();
     const std::uint64_t ended = pending.device->blocks_ended(*pending.slot) / blocks;
-    if (at_end || ended >= options_.skip + options_.count) take_replays(pending, ended);
+    if (at_end || ended >= window_end_) take_replays(pending, ended);
     lock.lock();
   }
 
@@ -472,8 +476,8 @@ class Session {
   std::condition_variable wake_, room_;  // something to drain; a slot is free
   std::thread drainer_;
   std::atomic<bool> stopped_{false};
-  bool ended_ = false, draining_ = false, mixed_graphs_ = false, replays_taken_ = false;
-  std::uint64_t matched_ = 0, kept_ = 0, overlapped_ = 0, crowded_ = 0, mixed_ = 0;
+  bool on_, ended_ = false, draining_ = false, mixed_graphs_ = false, replays_taken_ = false;
+  std::uint64_t window_end_ = ~0ull, matched_ = 0, kept_ = 0, overlapped_ = 0, crowded_ = 0, mixed_ = 0;
   std::unordered_map<Handle, Kernel> kernels_;
   std::deque<Group> groups_;  // addresses stay
   std::map<Handle, std::unique_ptr<Device>> devices_;
