@@ -12,8 +12,10 @@
 
 #include <cuda_runtime.h>
 
-#include "detail/host_session.hpp"
 #include "warplens.cuh"
+#ifndef __CUDA_ARCH__  // in passes that compile for the device nothing of the host's is needed but what kernels hang on
+#include "detail/host_session.hpp"
+#endif
 
 #ifdef __clang__
 #error \
@@ -27,12 +29,34 @@ namespace warplens {
 namespace detail {
 namespace host {
 namespace {
-
 namespace gpu {
 #define WARPLENS_DETAIL_LINKAGE static
 #include "calibrate.cu"
 #undef WARPLENS_DETAIL_LINKAGE
 }  // namespace gpu
+}  // namespace
+}  // namespace host
+}  // namespace detail
+}  // namespace warplens
+
+#ifdef __CUDA_ARCH__
+namespace warplens {
+namespace detail {
+namespace host {
+struct Twins {
+  Twins(const void*, const void*) {}
+};
+}  // namespace host
+}  // namespace detail
+inline void start_recording() {}
+inline void stop_recording() {}
+}  // namespace warplens
+#else
+
+namespace warplens {
+namespace detail {
+namespace host {
+namespace {
 
 // A call of the runtime whose failure must not become the program's: what cudaGetLastError says stays as it was.
 template <class Call>
@@ -208,6 +232,8 @@ inline void stop_recording() {
 }
 
 }  // namespace warplens
+
+#endif  // __CUDA_ARCH__
 
 // WARPLENS_PAIR(traced, clean): two kernels of the same parameters that do the same, one with marks. Put a kernel with
 // commas in its name into parentheses. One a line.
