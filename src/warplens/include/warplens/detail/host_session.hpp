@@ -39,6 +39,8 @@ class Session {
     ++kernel.launches;
     if (!kernel.matches || kernel.silent) return {};
     const bool past = !on_ || matched_++ < options_.skip || ended_;
+    void* made = nullptr;
+    if (current_context() == nullptr) launch.unit->symbol(&made);  // a thread's first call: the runtime gives it one
     int capture = kCaptureNone;
     if (driver_.cuStreamIsCapturing(launch.stream, &capture) != kSuccess) return {};
     if (capture != kCaptureNone) return captured(launch, kernel);
@@ -152,10 +154,15 @@ class Session {
     return kernel;
   }
 
+  Handle current_context() const {
+    Handle context = nullptr;
+    return driver_.cuCtxGetCurrent(&context) == kSuccess ? context : nullptr;
+  }
+
   // `capturing`: the launch's stream takes nodes of a graph, and nothing of ours.
   Device* device_of(const Launch& launch, bool capturing = false) {
-    Handle context = nullptr;
-    if (driver_.cuCtxGetCurrent(&context) != kSuccess || context == nullptr) return nullptr;
+    const Handle context = current_context();
+    if (context == nullptr) return nullptr;
     const Relaxed relaxed(driver_);
     auto& device = devices_[context];
     if (device == nullptr) {
