@@ -68,6 +68,7 @@ struct Kernel {
 
 // Launches of one kernel and shape: an entry of the manifest's kernels.
 struct Group {
+  std::size_t index;
   const Kernel* kernel;
   const Unit* unit;
   Shape shape;

@@ -218,6 +218,7 @@ class Session {
     }
     groups_.push_back({});
     Group& group = groups_.back();
+    group.index = groups_.size() - 1;
     group.kernel = &kernel;
     group.unit = launch.unit;
     group.shape = launch.shape;
@@ -381,16 +382,7 @@ class Session {
     if (has_time) group.traced_ns.push_back(ms * 1e6);
     if (contents.sites_hash != 0) group.sites_hash = contents.sites_hash;
     ++kernels_[group.kernel->traced].recorded;
-    writer_.add_launch(number, index_of(group), group, contents, pending.stream, options_, false, 0);
-  }
-
-  std::size_t index_of(const Group& group) const {
-    std::size_t index = 0;
-    for (const Group& own : groups_) {
-      if (&own == &group) return index;
-      ++index;
-    }
-    return 0;
+    writer_.add_launch(number, group, contents, pending.stream, options_, false, 0);
   }
 
   // The window of replays, once it has passed, or what there is of it at the end.
@@ -435,7 +427,7 @@ class Session {
       if (!writer_.add_records(entry.second.data(), entry.second.size() * 4)) return;
       std::lock_guard<std::mutex> lock(mutex_);
       ++kernels_[pending.group->kernel->traced].recorded;
-      writer_.add_launch(number, index_of(*pending.group), *pending.group, own, nullptr, options_, true, entry.first);
+      writer_.add_launch(number, *pending.group, own, nullptr, options_, true, entry.first);
     }
   }
 

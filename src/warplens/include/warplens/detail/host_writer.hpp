@@ -53,13 +53,13 @@ class Writer {
   }
   void drop_records() { begun_ = false; }  // the next member is written over it
 
-  void add_launch(std::uint64_t number, std::size_t group_index, const Group& group, const Contents& contents,
-                  Handle stream, const Options& options, bool replayed, std::uint64_t replay) {
+  void add_launch(std::uint64_t number, const Group& group, const Contents& contents, Handle stream,
+                  const Options& options, bool replayed, std::uint64_t replay) {
     if (begun_ && !file_.end()) return complain(file_.error());
     const Shape& shape = group.shape;
     const std::string blocks = options.blocks.empty() ? "null" : listed(options.blocks);
     const std::string grid = replayed || contents.grids.empty() ? "null" : std::to_string(*contents.grids.begin());
-    const std::string entry = "{\"kernel\":" + std::to_string(group_index) + ",\"grid\":" + listed(shape.grid) +
+    const std::string entry = "{\"kernel\":" + std::to_string(group.index) + ",\"grid\":" + listed(shape.grid) +
                               ",\"block\":" + listed(shape.block) + ",\"cluster\":" + listed(shape.cluster) +
                               ",\"shared_bytes\":" + std::to_string(shape.shared_bytes) +
                               ",\"stream\":" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) +
