@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from warplens.capture.options import RecordOptions as RecordOptions
     from warplens.errors import WarplensError as WarplensError
     from warplens.kernel import Kernel as Kernel
+    from warplens.kernel.recording import record as record
     from warplens.render.export import export as export
     from warplens.render.plots import plot as plot
     from warplens.render.report import report as report
     from warplens.render.selection import Selection as Selection
     from warplens.trace import Trace as Trace
     from warplens.trace import open as open
+    from warplens.trace.merge import merge as merge
 
 __version__ = "0.1.0"
 
@@ -29,8 +31,10 @@ _HOMES = {
     "WarplensError": "warplens.errors",
     "export": "warplens.render.export",
     "get_include": "warplens.capture.compile",
+    "merge": "warplens.trace.merge",
     "open": "warplens.trace",
     "plot": "warplens.render.plots",
+    "record": "warplens.kernel.recording",
     "report": "warplens.render.report",
 }
 __all__ = sorted([*_HOMES, "__version__"])

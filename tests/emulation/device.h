@@ -10,6 +10,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
+#define WARPLENS_DETAIL_CALLED inline __noinline__
 #define __constant__
 #define __shared__ static
 #define __align__(bytes) __attribute__((aligned(bytes)))

@@ -87,7 +87,7 @@ def test_stages_import_only_earlier_stages(package: Path) -> None:
 
 def test_the_package_holds_its_stages_and_foundations_and_the_headers(package: Path) -> None:
     names = {path.stem for path in package.iterdir() if path.is_dir() or path.suffix == ".py"}
-    assert names - {"__pycache__", "__init__", "__main__"} == {*STAGES, *FOUNDATIONS, "include"}
+    assert names - {"__pycache__", "__init__", "__main__"} == {*STAGES, *FOUNDATIONS, "include", "cmake"}
 
 
 def test_a_later_stage_and_a_type_checking_import_are_told_apart(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_every_module_says_what_it_is_for(package: Path) -> None:
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), module
 
 
-@pytest.mark.parametrize("suffix", [".cuh", ".h"])
+@pytest.mark.parametrize("suffix", [".cuh", ".h", ".hpp"])
 def test_every_header_has_its_include_guard(package: Path, suffix: str) -> None:
     include = package / "include"
     headers = sorted(include.rglob(f"*{suffix}"))
@@ -135,13 +135,13 @@ def test_every_header_has_its_include_guard(package: Path, suffix: str) -> None:
 
 
 def test_macros_of_the_headers_begin_with_the_name_of_the_project(package: Path) -> None:
-    for header in (package / "include").rglob("*.*h"):
+    for header in (package / "include").rglob("*.*h*"):
         for macro in re.findall(r"^#\s*define\s+(\w+)", header.read_text(encoding="utf-8"), re.MULTILINE):
             assert macro.startswith("WARPLENS_"), f"{header.name}: {macro}"
 
 
 def source_files(package: Path, checkout: Path) -> list[Path]:
-    suffixes = {".py", ".cuh", ".cu", ".h", ".js"}
+    suffixes = {".py", ".cuh", ".cu", ".h", ".hpp", ".cpp", ".js"}
     rooms = [package, *(checkout / name for name in ("tests", "benchmarks", "examples", "docs"))]
     return [p for r in rooms for p in r.rglob("*") if p.suffix in suffixes and "_build" not in p.parts]
 

@@ -138,6 +138,7 @@ def test_span_flags_are_those_of_the_tables_page(checkout: Path) -> None:
 
 def test_kinds_of_problems_are_those_of_the_tables_page(checkout: Path, package: Path) -> None:
     sources = [*sorted((package / "clock").glob("*.py")), *sorted((package / "decode").glob("*.py"))]
+    sources.append(package / "trace/merge.py")
     code = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     page = section((checkout / "docs/reference/tables.md").read_text(encoding="utf-8"), "problems")
     documented = set(re.findall(r"^\| `([a-z_]+)` \| [^|]+ \|$", page, re.MULTILINE))

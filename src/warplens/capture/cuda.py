@@ -153,6 +153,10 @@ class CudaKernel:
         }
         return build, entry
 
+    def plain_build(self) -> Build:
+        """What a program launches: the clean kernel, or the only one."""
+        return self._build(self.clean or self.name, ())
+
     def compiler(self) -> Compile:
         """What makes builds of the traced kernel, each once, from options."""
         return lambda options: self._build(self.name, options)

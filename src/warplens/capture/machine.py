@@ -74,7 +74,7 @@ def device_facts(device: int) -> dict[str, Any]:
         "driver": None,
         "cuda_driver_version": driver.call("cuDriverGetVersion"),
         "mig": None,
-        "multi_process": _has_mps(),
+        "multi_process": has_mps(),
     }
     with _nvml(device) as found:
         if found is not None:
@@ -85,7 +85,7 @@ def device_facts(device: int) -> dict[str, Any]:
     return facts
 
 
-def _has_mps() -> bool | None:
+def has_mps() -> bool | None:
     """Whether an MPS server runs here; None where /proc does not tell."""
     try:
         names = [(entry / "comm").read_text() for entry in Path("/proc").iterdir() if entry.name.isdigit()]

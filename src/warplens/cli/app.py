@@ -21,6 +21,7 @@ from warplens.cli.exits import FINE, USAGE, exit_of
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("warplens.cli.demo", "See inside an RMSNorm kernel: record it here, or open the bundled recording."),
+    "record": ("warplens.cli.record", "Run a program as it stands and record the marked kernels that it launches."),
     "summary": ("warplens.cli.look", "Print how far a trace can be trusted, and where its blocks spent their time."),
     "show": ("warplens.cli.look", "Print the warps of one block as a timeline."),
     "report": ("warplens.cli.report", "Write one page that shows a trace in any browser, offline."),
@@ -29,9 +30,11 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "Draw blocks, warps, durations, one phase over SMs, or two traces, as PNG, SVG or PDF.",
     ),
     "export": ("warplens.cli.export", "Write a trace for Perfetto, as Parquet tables, or its spans as CSV."),
+    "merge": ("warplens.cli.merge", "Write the launches of several traces as one trace."),
     "info": ("warplens.cli.ask", "Print what a file is: device, versions, kernels, launches, members."),
     "query": ("warplens.cli.ask", "Run SQL over the tables launches, blocks, spans, sites, problems and audit."),
     "audit": ("warplens.cli.audit", "Say what each mark measures, from the machine code of a trace or a cubin."),
+    "include": ("warplens.cli.include", "Print where the headers are, for nvcc and CMake."),
     "doctor": ("warplens.cli.doctor", "Say what recording needs, what is there, and how to get the rest."),
 }
 """Name -> module that holds the click command of that name, and its one-line help."""

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -21,8 +22,10 @@ from typing import Final, Literal
 import click
 
 from warplens.capture.audited import find_nvdisasm
+from warplens.capture.machine import has_mps
 from warplens.cli.exits import FINE, MISSING
 from warplens.cli.output import console, finish, json_option, print_json
+from warplens.errors import FileError, SitesError
 from warplens.render.escape import visible
 
 State = Literal["ok", "missing", "note"]
@@ -40,12 +43,17 @@ class Check:
 
 
 @click.command()
+@click.option(
+    "--binary", type=click.Path(path_type=Path), metavar="X", help="Say instead what `record` would see of a program."
+)
 @json_option
-def doctor(as_json: bool) -> int:
+def doctor(as_json: bool, binary: Path | None) -> int:
     """Say what recording needs, what is there, and how to get the rest.
 
     Ends with exit code 5 when a GPU, driver or compiler is missing. Reading traces needs none of them.
     """
+    if binary is not None:
+        return _doctor_binary(binary, as_json)
     checks = examine()
     missing = [c for c in checks if c.state == "missing"]
     code = MISSING if missing else FINE
@@ -64,7 +72,7 @@ def examine() -> list[Check]:
     install = f"pip install '.[{extra}]' in the checkout"
     checks = [_python(), Check("platform", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")]
     checks += [_package(name, "") for name in ("numpy", "polars", "matplotlib")]
-    checks += [*_driver(install), _nvrtc(install), _nvdisasm(install), _permissions()]
+    checks += [*_driver(install), _nvrtc(install), _nvdisasm(install), _nvcc(), _permissions(), *_surroundings()]
     return checks
 
 
@@ -167,6 +175,33 @@ def _nvdisasm(install: str) -> Check:
     return Check("nvdisasm", "ok", f"{release[1] if release else 'version not known'} at {path}")
 
 
+def _nvcc() -> Check:
+    """For programs that `warplens record` runs; recording by `warplens.Kernel` needs none."""
+    path = shutil.which("nvcc")
+    if path is None:
+        return Check("nvcc", "note", "not found: only needed to build programs that `warplens record` runs")
+    return Check("nvcc", "ok", path)
+
+
+_INJECTED: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUPTI_INJECTION_PATH")
+
+
+def _surroundings() -> list[Check]:
+    """What changes how a recording is to be read: other profilers, MPS, WSL. Absent where there is nothing to say."""
+    found = []
+    injected = [name for name in _INJECTED if os.environ.get(name)]
+    if injected or any(name.startswith("NSYS_") for name in os.environ):
+        names = ", ".join(injected) or "NSYS_* is set"
+        found.append(
+            Check("profilers", "note", f"another one is active in this environment ({names}): times include it")
+        )
+    if has_mps():
+        found.append(Check("mps", "note", "an MPS server runs here: other processes may run kernels beside yours"))
+    if "microsoft" in platform.release().lower():
+        found.append(Check("wsl", "note", "this is WSL: warplens was not tried there"))
+    return found
+
+
 def _permissions() -> Check:
     """Recording reads clocks inside the user's own kernel: no performance counters, no root. Device files must open."""
     closed = [str(p) for p in sorted(Path("/dev").glob("nvidia[0-9]*")) if not os.access(p, os.R_OK | os.W_OK)]
@@ -175,6 +210,45 @@ def _permissions() -> Check:
             "permissions", "missing", f"cannot open {', '.join(closed)}", "join the group that owns these files"
         )
     return Check("permissions", "ok", "nothing special needed: no performance counters, no root")
+
+
+_LISTED: Final = 12
+
+
+def _doctor_binary(path: Path, as_json: bool) -> int:
+    """What GPU code a file holds, and whether `warplens record` would see its launches."""
+    from warplens.capture.binary import MAX_BYTES, read_binary
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise FileError(f"{path}: a program of at most {MAX_BYTES >> 30} GiB was expected")
+        found = read_binary(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    except SitesError as error:
+        raise FileError(f"{path}: expected a whole 64-bit ELF program or shared library, made by nvcc") from error
+    code = ", ".join([*found.cubins, *(f"{name} (PTX)" for name in found.ptx)])
+    names = ", ".join(found.kernels[:_LISTED]) + (", ..." if len(found.kernels) > _LISTED else "")
+    where = "its symbols are stripped" if found.stripped else "its symbols name none"
+    shown = f"{len(found.kernels)}: {names}" if names else f"not known: {where}"
+    checks = [
+        Check("gpu code", "ok" if code else "note", code or "none in this file; libraries that it loads may hold some"),
+        Check("kernels", "ok" if names else "note", shown),
+        Check(
+            "record",
+            "ok" if found.recordable else "note",
+            "warplens/host.hpp was compiled in: launches of the files that include it are seen"
+            if found.recordable
+            else "launches are not seen: warplens has no way into machine code that was built without it",
+            "" if found.recordable else "mark a kernel, include warplens/host.hpp in its .cu file and build again",
+        ),
+    ]
+    verdict = f"{path.name}: {'record sees it' if found.recordable else 'record does not see it'}"
+    if as_json:
+        print_json({**asdict(found), "checks": [asdict(c) for c in checks]})
+    else:
+        _print(checks, visible(verdict))
+    return FINE
 
 
 def _print(checks: list[Check], verdict: str) -> None:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from warplens import layout
 from warplens.decode.manifest import check
 from warplens.errors import FileError, FormatError, VersionError
+from warplens.trace.part import assemble
 from warplens.trace.recover import recover_members
 from warplens.trace.whole import whole_file
 
@@ -130,8 +131,8 @@ def read_file(path: str | os.PathLike[str]) -> FileContents:
         raise FormatError(f"{path}: expected a .wlens file with a {_MANIFEST}, found a zip without one")
     manifest = _manifest(path, read(_MANIFEST, MAX_MANIFEST_BYTES))
     if path.suffix == ".part":
-        manifest["complete"] = False
-        manifest["launches"] = [entry for entry in manifest["launches"] if entry["records"] in names]
+        manifest = _checked(path, assemble(manifest, names, read))
+        manifest["launches"] = [own for own in manifest["launches"] if own["records"] in {None, *names}]
     records = sorted(name for name in names if _RECORDS.fullmatch(name))
     tables = {match[1]: name for name in names if (match := _TABLE.fullmatch(name))}
     sources = _listed_sources(path, manifest, names)
@@ -258,6 +259,10 @@ def _manifest(path: Path, data: bytes) -> dict[str, Any]:
         value = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: {_MANIFEST} is no JSON: {error}") from error
+    return _checked(path, value)
+
+
+def _checked(path: Path, value: Any) -> dict[str, Any]:
     try:
         return check(value)
     except FormatError as error:

@@ -107,3 +107,16 @@ def test_doctor_runs_here_and_tells_versions() -> None:
     names = [check["name"] for check in json.loads(result.stdout)["checks"]]
     assert names[:5] == ["python", "platform", "numpy", "polars", "matplotlib"]
     assert result.exit_code in (0, 5)
+
+
+def test_doctor_tells_what_else_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/other/libprofiler.so")
+    monkeypatch.setattr(doctor_module, "has_mps", lambda: True)
+    monkeypatch.setattr("platform.release", lambda: "5.15-microsoft-standard-WSL2")
+    notes = {check.name: check.found for check in doctor_module._surroundings()}
+    assert set(notes) == {"profilers", "mps", "wsl"}
+    assert "CUDA_INJECTION64_PATH" in notes["profilers"]
+    monkeypatch.delenv("CUDA_INJECTION64_PATH")
+    monkeypatch.setattr(doctor_module, "has_mps", lambda: None)
+    monkeypatch.setattr("platform.release", lambda: "6.1.0")
+    assert doctor_module._surroundings() == []

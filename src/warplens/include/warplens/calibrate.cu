@@ -1,11 +1,15 @@
 // Reads every SM's clock at edges of the globaltimer: waits for it to change, then reads the clock at once.
 // pairs[block * edges + i] = {globaltimer, clock64, SM}, `gap_ns` apart. One block an SM: the host asks for the shared
 // memory that forces it.
+#ifndef WARPLENS_DETAIL_LINKAGE  // host.hpp has its own copy in each translation unit
+#define WARPLENS_DETAIL_LINKAGE extern "C"
+#endif
+
 struct Pair {
   unsigned long long globaltimer_ns, clock_cycles, sm;
 };
 
-extern "C" __global__ void calibrate(Pair* pairs, unsigned edges, unsigned gap_ns) {
+WARPLENS_DETAIL_LINKAGE __global__ void calibrate(Pair* pairs, unsigned edges, unsigned gap_ns) {
   if (threadIdx.x != 0) return;
   unsigned sm;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
@@ -26,7 +30,7 @@ extern "C" __global__ void calibrate(Pair* pairs, unsigned edges, unsigned gap_n
 
 // One thread. Reads globaltimer as fast as it can: what it steps by shows in the samples. It tests no value, so that
 // two reads lie less than a step apart.
-extern "C" __global__ void sample_globaltimer(unsigned long long* samples, unsigned count) {
+WARPLENS_DETAIL_LINKAGE __global__ void sample_globaltimer(unsigned long long* samples, unsigned count) {
 #pragma unroll 8
   for (unsigned i = 0; i < count; ++i) asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(samples[i])::"memory");
 }

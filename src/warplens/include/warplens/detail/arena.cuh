@@ -88,7 +88,7 @@ __device__ __forceinline__ Chosen choose_further(u32 more) {
   return chosen;
 }
 
-inline __device__ __noinline__ Chosen call_choose_further(u32 more) { return choose_further(more); }
+WARPLENS_DETAIL_CALLED Chosen call_choose_further(u32 more) { return choose_further(more); }
 
 // Which blocks, warps and launches are recorded: asked for at the kernel's begin, used at the second mark, when the
 // answer is there. What it says is stated in layout.py.

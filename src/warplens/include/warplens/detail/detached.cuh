@@ -18,7 +18,7 @@ __device__ __forceinline__ constexpr u32 mark_code(u32 site) {
 
 // One event, by one lane for those of the mask. In a function of its own, out of the way of the code that has the mark.
 template <bool kLive>
-__device__ __noinline__ void store_detached(u64 chunk, u64 now, u32 launch, u32 record, u32 payload, u32 lanes) {
+WARPLENS_DETAIL_CALLED void store_detached(u64 chunk, u64 now, u32 launch, u32 record, u32 payload, u32 lanes) {
   const u32 count = 2u + (record & layout::kCodePayload);
   const u32 meta = chunk_meta(linear_warp(), read_smid(), count, layout::kDetachedFlags);
   if (kKeepNewest && kLive) {  // what the chunk held goes, its header first: see empty_chunk in direct.cuh
@@ -39,11 +39,11 @@ static_assert(layout::kWordBlock == 0 && layout::kWordMeta == 1 && layout::kWord
                   layout::kHeaderWords == 6,
               "the order of a header; a record, its id and its payload follow it");
 
-// By the lowest of the lanes that are here together with the same payload. It asks anew whether the warp is recorded, since keeping the
-// answer would take registers of the kernel. What asks for a chunk stands here and in no function that is called: ptxas
-// begins a function that has an atomic with a result, or a load or store that is not weak, with a YIELD, and a YIELD
-// lets go the lanes that wait behind the branch which has the mark. They would be apart from then on, and their marks
-// too.
+// By the lowest of the lanes that are here together with the same payload. It asks anew whether the warp is recorded,
+// since keeping the answer would take registers of the kernel. What asks for a chunk stands here and in no function
+// that is called: ptxas begins a function that has an atomic with a result, or a load or store that is not weak, with a
+// YIELD, and a YIELD lets go the lanes that wait behind the branch which has the mark. They would be apart from then
+// on, and their marks too.
 template <bool kLive>
 __device__ __forceinline__ void write_detached(u64 now, u32 record, u32 payload) {
   const u32 here = __activemask();

@@ -11,10 +11,10 @@ using u64 = unsigned long long;
 
 constexpr u32 kFullMask = 0xffffffffu;
 
-// Does the compiler know this value here? NVRTC 13.0 and older cannot say; there the host says which marks it compiles
-// for: with WARPLENS_LOOPS those in loops. It says so for kernels of seconds too: only marks in loops tell wraps of 32
-// bits.
-#if !defined(WARPLENS_DETAIL_CAN_TELL) && defined(__has_builtin)
+// Does the compiler know this value here? NVRTC 13.0 and older cannot say, and nvcc's host compiler would for nvcc's
+// device code, which must not ask; there the host says which marks it compiles for: with WARPLENS_LOOPS those in loops.
+// It says so for kernels of seconds too: only marks in loops tell wraps of 32 bits.
+#if !defined(WARPLENS_DETAIL_CAN_TELL) && defined(__has_builtin) && (defined(__CUDACC_RTC__) || !defined(__CUDACC__))
 #if __has_builtin(__builtin_constant_p)
 #define WARPLENS_DETAIL_CAN_TELL 1
 #endif
@@ -28,6 +28,14 @@ constexpr u32 kFullMask = 0xffffffffu;
 #define WARPLENS_DETAIL_KNOWN(value) __builtin_constant_p(value)
 #else
 #define WARPLENS_DETAIL_KNOWN(value) true
+#endif
+
+// Of functions that are called and not inlined. Across translation units (-rdc) one that others could call gets as many
+// registers as it likes, and a kernel with __launch_bounds__ may then not call it.
+#ifdef __CUDACC_RDC__
+#define WARPLENS_DETAIL_CALLED static __device__ __noinline__
+#else
+#define WARPLENS_DETAIL_CALLED inline __device__ __noinline__
 #endif
 
 __host__ __device__ constexpr u32 low(u64 value) { return static_cast<u32>(value); }

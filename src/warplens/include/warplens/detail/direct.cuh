@@ -51,7 +51,7 @@ __device__ __forceinline__ void leave_chunk(const Place& place, u32 events) {
 // A chunk's header, by the lowest lane of those that are there. `events` stood in the chunk before. One function that
 // calls no other: see write_chunk in packed.cuh.
 template <u32 kCodeBits, bool kLive>
-__device__ __noinline__ Place open_chunk(Place before, u64 now, u32 sequence, u32 events, Choice choice) {
+WARPLENS_DETAIL_CALLED Place open_chunk(Place before, u64 now, u32 sequence, u32 events, Choice choice) {
   Place place = before;
   if (!before.asked) {
     const Chosen chosen = choice.choose<true>();

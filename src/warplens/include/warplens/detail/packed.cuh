@@ -179,7 +179,7 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
 }
 
 template <u32 kCodeBits, u32 kSitesHash>
-__device__ __noinline__ void call_write_unusual(Kept kept, u64 base, u32 flags, BlockFacts block) {
+WARPLENS_DETAIL_CALLED void call_write_unusual(Kept kept, u64 base, u32 flags, BlockFacts block) {
   write_unusual<kCodeBits, kSitesHash>(kept, base, flags, block);
 }
 
@@ -255,8 +255,8 @@ struct Turned {
 // is the same for the whole warp. `last` is the clock of the last record or kNoClock; it is the base of
 // what is written, so that records and base have the same high half.
 template <u32 kCodeBits, u32 kSitesHash>
-__device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, bool recorded, Choice choice,
-                                    BlockFacts block) {
+WARPLENS_DETAIL_CALLED Turned turn(u32 what, Kept kept, u64 last, u64 now, bool recorded, Choice choice,
+                                   BlockFacts block) {
   const u32 active = __activemask(), lane = linear_thread() % 32u;
   if ((what & kBegins) != 0) {
     read_timers(kept.time, kept.code, block.begin_globaltimer, linear_thread(), 0);
@@ -274,7 +274,7 @@ __device__ __noinline__ Turned turn(u32 what, Kept kept, u64 last, u64 now, bool
 
 // The end of a warp whose count is known at run time only.
 template <u32 kCodeBits, u32 kSitesHash>
-__device__ __noinline__ void write_rest(Kept kept, u64 last, u64 now, BlockFacts block) {
+WARPLENS_DETAIL_CALLED void write_rest(Kept kept, u64 last, u64 now, BlockFacts block) {
   const u32 lane = linear_thread() % 32u;
   if (last != kNoClock && high(last) != high(now) && kept.count != 0) {
     write_chunk<kCodeBits, kSitesHash, false, false, true>(kept, lane, last, block);

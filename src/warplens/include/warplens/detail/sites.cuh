@@ -4,6 +4,9 @@
 #define WARPLENS_DETAIL_SITES_CUH
 
 #include "layout.h"
+#ifndef __CUDACC_RTC__
+#include "registry.h"
+#endif
 
 namespace warplens {
 namespace detail {
@@ -27,8 +30,12 @@ __host__ __device__ constexpr unsigned bit_length(unsigned value) {
 // Under NVRTC a module is one translation unit, and the host looks for the name; nvcc links many.
 #ifdef __CUDACC_RTC__
 #define WARPLENS_DETAIL_MODULE_SYMBOL extern "C" __device__
+#define WARPLENS_DETAIL_REGISTER(set, ...)
 #else
 #define WARPLENS_DETAIL_MODULE_SYMBOL static __device__ __attribute__((used))
+// A process that is recorded by `warplens record` reads them from this list (host.hpp).
+#define WARPLENS_DETAIL_REGISTER(set, ...) \
+  static const ::warplens::detail::SiteSet warplens_registered_##set(#set, __VA_ARGS__);
 #endif
 
 #define WARPLENS_DETAIL_TEXT_(x) #x
@@ -37,6 +44,7 @@ __host__ __device__ constexpr unsigned bit_length(unsigned value) {
 #define WARPLENS_DETAIL_SITES(set, text, ...)                                                \
   WARPLENS_DETAIL_MODULE_SYMBOL const char warplens_sites_##set[] =                          \
       text "\x1d" __FILE__ "\x1d" WARPLENS_DETAIL_TEXT(__LINE__);                            \
+  WARPLENS_DETAIL_REGISTER(set, text "\x1d" __FILE__ "\x1d" WARPLENS_DETAIL_TEXT(__LINE__))  \
   struct set {                                                                               \
     enum Site : unsigned { warplens_none, __VA_ARGS__ warplens_end };                        \
     static constexpr unsigned kHash = ::warplens::detail::hash_name(#set);                   \

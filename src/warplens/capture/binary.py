@@ -1,0 +1,74 @@
+"""What GPU code a program or shared library holds, and whether `warplens record` would see its launches.
+
+In: bytes of an ELF file. Out: `Binary`. Needs no GPU and runs nothing. Every offset is checked: the file may be of
+anybody. Names come from the symbol table of the host side; GPU code itself is mostly compressed, and is not unpacked.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from warplens.capture.modules import read_section
+from warplens.errors import SitesError
+
+MAX_BYTES: Final = 4 << 30
+_FATBIN: Final = struct.pack("<I", 0xBA55ED50)
+_PTX, _CUBIN = 1, 2
+_STUB: Final = re.compile(rb"_ZL?([0-9]{1,5})__device_stub_(_Z[\w.$]{1,4000})")
+_STUB_PREFIX: Final = len("__device_stub_")
+_OWN: Final = "_ZN8warplens6detail"
+_HOST_HEADER: Final = b"warplens_unit_"  # labels of launch functions that host.hpp renames
+_VARIABLE: Final = b"WARPLENS_RECORD\0"
+
+
+@dataclass(frozen=True)
+class Binary:
+    """GPU code of one file.
+
+    cubins, ptx: compute capabilities as `sm_90`, `compute_90`, each once. kernels: mangled names of kernels whose
+    launch code is in the file, as far as its symbols are there. stripped: they are not. recordable: host.hpp was
+    compiled in.
+    """
+
+    cubins: tuple[str, ...]
+    ptx: tuple[str, ...]
+    kernels: tuple[str, ...]
+    stripped: bool
+    recordable: bool
+
+
+def read_binary(elf: bytes) -> Binary:
+    """Raises SitesError for a file that is no 64-bit ELF, or damaged."""
+    fatbin = read_section(elf, ".nv_fatbin") or b""
+    found = set(_entries(fatbin))
+    names = read_section(elf, ".strtab")
+    found_names = {match[2][: int(match[1]) - _STUB_PREFIX].decode() for match in _STUB.finditer(names or b"")}
+    kernels = sorted(name for name in found_names if name and not name.startswith(_OWN))
+    return Binary(
+        cubins=tuple(f"sm_{arch}" for kind, arch in sorted(found) if kind == _CUBIN),
+        ptx=tuple(f"compute_{arch}" for kind, arch in sorted(found) if kind == _PTX),
+        kernels=tuple(kernels),
+        stripped=names is None,
+        recordable=_VARIABLE in elf or (names is not None and _HOST_HEADER in names),
+    )
+
+
+def _entries(fatbin: bytes) -> list[tuple[int, int]]:
+    """Kind and architecture of each entry of the containers in a section; stops at what is none."""
+    out = []
+    at = fatbin.find(_FATBIN)
+    while at >= 0 and at + 16 <= len(fatbin):
+        header, size = struct.unpack_from("<HQ", fatbin, at + 6)
+        entry, end = at + header, min(at + header + size, len(fatbin))
+        while entry + 32 <= end:
+            kind, _, own_header, own_size = struct.unpack_from("<HHIQ", fatbin, entry)
+            (arch,) = struct.unpack_from("<I", fatbin, entry + 28)
+            if kind not in (_PTX, _CUBIN) or own_header < 32 or not 10 <= arch < 1000:
+                raise SitesError("this file's GPU code is in a form that is not known here")
+            out.append((kind, arch))
+            entry += own_header + own_size
+        at = fatbin.find(_FATBIN, max(end, at + 16))
+    return out

@@ -1,0 +1,103 @@
+"""Runs a program as its user would, with the one variable that has it recorded.
+
+In: a command, the variable's text, a time-out. Out: how it ended. The program has the terminal, the signals and the
+exit code to itself: this process only waits, also through Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from warplens.capture.request import VARIABLE
+from warplens.errors import UsageError
+
+GRACE_S: Final = 5.0
+"""Between asking a program to end and ending it."""
+TIMED_OUT: Final = 124
+"""As timeout(1) has it."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a program ended: its exit code as a shell counts it, and why where it was no exit of its own."""
+
+    code: int
+    why: str | None = None
+
+
+def command_line(arguments: list[str], *, module: bool = False) -> list[str]:
+    """What to run: a Python file or, with `module`, a module by this interpreter; anything else as it stands."""
+    if not arguments:
+        raise UsageError("nothing to run: name a program, a .py file, or -m and a module")
+    if module:
+        return [sys.executable, "-m", *arguments]
+    if arguments[0].endswith(".py") and Path(arguments[0]).is_file():
+        return [sys.executable, *arguments]
+    return arguments
+
+
+def environment(text: str) -> dict[str, str]:
+    """This process's environment with the variable, and a sitecustomize for Python children in front of their path."""
+    site = str(Path(__file__).parent / "site")
+    before = os.environ.get("PYTHONPATH")
+    return {**os.environ, VARIABLE: text, "PYTHONPATH": site + (os.pathsep + before if before else "")}
+
+
+def run(command: list[str], text: str, timeout_s: float | None = None) -> Ending:
+    """Run `command` to its end. Raises UsageError where it cannot be started."""
+    with _patient() as forward:
+        try:
+            child = subprocess.Popen(command, env=environment(text))
+        except OSError as error:
+            raise UsageError(f"cannot run {command[0]}: {error.strerror or error}") from error
+        forward.append(child)
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            child.terminate()
+            try:
+                child.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            return Ending(TIMED_OUT, f"it was stopped after {timeout_s:g} s (--timeout)")
+    if code < 0:
+        return Ending(128 - code, f"it was ended by {_name(-code)}")
+    return Ending(code)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@contextmanager
+def _patient() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Ctrl-C reaches the program by itself, being in the terminal's group too; other signals are handed on to it."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, _frame: Any) -> None:
+        for child in running:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    def nothing(_number: int, _frame: Any) -> None:
+        """A handler and not SIG_IGN, which the program would inherit."""
+
+    handlers = {signal.SIGINT: nothing, signal.SIGTERM: hand_on, signal.SIGHUP: hand_on, signal.SIGUSR1: hand_on}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield running
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

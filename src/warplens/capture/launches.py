@@ -1,0 +1,301 @@
+"""Launches of `warplens.Kernel` in a program of the user's, of which some are recorded.
+
+In: each launch as the program makes it, a `Request`. Out: chunks and entries, one launch after the other, to a `Keep`.
+Adds no launch and, where recording fails, makes the launch without it. Waits for a launch only when its memory is
+wanted for the next one of the same kernel and shape.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from warplens import __version__, layout
+from warplens.capture import driver, machine
+from warplens.capture.arena import Arena, Drained
+from warplens.capture.arguments import Arguments
+from warplens.capture.audited import not_audited
+from warplens.capture.builds import Build
+from warplens.capture.calibrate import Calibrator
+from warplens.capture.cuda import CudaKernel
+from warplens.capture.library import Dim3
+from warplens.capture.options import RecordOptions, stream_handle
+from warplens.capture.request import Asked, Request, rank_of
+from warplens.errors import DeviceError, WarplensError
+
+
+class Keep(Protocol):
+    """Where launches go as they are drained."""
+
+    def add(self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained) -> None:
+        """One launch. `manifest`: what is known so far, for the first one."""
+
+
+@dataclass
+class _Pending:
+    """A launch whose records or time have not been read."""
+
+    start: Any
+    stop: Any
+    stream: int
+    timed: bool
+
+
+@dataclass
+class _Group:
+    """Launches of one kernel and shape: the builds, and the memory that its traced build writes to."""
+
+    kernel: CudaKernel
+    shape: tuple[Dim3, Dim3]
+    options: RecordOptions
+    arena: Arena
+    traced: Build
+    clean: Build | None
+    entry: dict[str, Any]
+    index: int
+    turn: int = 0
+    pending: _Pending | None = None
+    timed: list[_Pending] = field(default_factory=list)
+
+
+class LaunchRecorder:
+    """The recorder of one process, or of one `with warplens.record(...)`."""
+
+    def __init__(self, asked: Asked, keep: Keep) -> None:
+        self.asked, self.request, self.keep = asked, asked.request, keep
+        self.pid = os.getpid()
+        self.on = not asked.request.paused
+        self.left_out: dict[str, int] = {}
+        self.ran: dict[str, list[int]] = {}
+        self._pattern = re.compile(asked.request.kernels or "")
+        self._groups: dict[tuple[Any, ...], _Group | None] = {}
+        self._calibrators: dict[int, Calibrator] = {}
+        self._calibration: list[dict[str, Any]] = []
+        self._site_sets: dict[str, dict[str, Any]] = {}
+        self._facts: dict[str, Any] | None = None
+        self._step_ns: int | None = None
+        self._copying: int | None = None
+        self._matched = self._kept = 0
+
+    def launch(self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> None:
+        """Make one launch of the program, recorded or not."""
+        seen = self.ran.setdefault(kernel.name, [0, 0])
+        seen[0] += 1
+        stream = stream_handle(options.stream)
+        group = self._wanted(kernel, shape, options, stream)
+        if group is None:
+            return _launch(kernel.plain_build(), shape, options, given)
+        group.turn += 1
+        alternates = group.clean is not None and len(group.timed) < self.request.rounds
+        if alternates and group.turn % 2 == 0:
+            assert group.clean is not None
+            group.timed.append(_timed(group.clean, shape, options, given))
+            return None
+        if not self._make_room(group, stream):
+            return _launch(kernel.plain_build(), shape, options, given)
+        group.pending = _timed(group.traced, shape, options, given)
+        self._kept += 1
+        seen[1] += 1
+        return None
+
+    def _wanted(
+        self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, stream: int
+    ) -> _Group | None:
+        """What is to record or time this launch; None for one that is to run without."""
+        if not self.on or os.getpid() != self.pid or not self._pattern.search(kernel.name):
+            return None
+        self._matched += 1
+        if self._matched <= self.request.launch_skip or self._kept >= self.request.launch_count:
+            return None
+        if int(driver.call("cuStreamIsCapturing", stream)) != 0:
+            self._leave_out("launches of warplens.Kernel that were captured in a graph")
+            return None
+        key = id(kernel), shape, options.shared_bytes, options.cluster, options.cooperative
+        if key not in self._groups:
+            try:
+                self._groups[key] = self._group(kernel, shape, options, stream)
+            except WarplensError as error:
+                self._groups[key] = None
+                self._leave_out(f"launches of {kernel.name}, which cannot be recorded: {error}")
+        return self._groups[key]
+
+    def _leave_out(self, why: str) -> None:
+        self.left_out[why] = self.left_out.get(why, 0) + 1
+
+    def _group(self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, stream: int) -> _Group:
+        for own in kernel.site_sets:
+            known = self._site_sets.setdefault(own["name"], own)
+            if known != own:
+                raise DeviceError(f"another set of sites is called {own['name']} too")
+        request = self.request
+        chosen = {"every_block": request.every_block, "blocks": request.blocks, "warps": request.warps}
+        wanted = RecordOptions(**{**vars(options), **chosen, "capacity_bytes": request.capacity_bytes})
+        arena = Arena(request.capacity_bytes)
+        traced, entry = kernel.traced_build(*shape, wanted, arena)
+        clean = kernel.plain_build() if kernel.clean else None
+        for build in filter(None, (traced, clean)):
+            build.function.allow_shared_bytes(options.shared_bytes)
+        symbol = traced.library.symbol(layout.DESCRIPTOR_SYMBOL)
+        driver.copy_to_device(int(symbol or 0), arena.descriptor().reshape(1), stream)
+        arena.choose(stream, blocks=wanted.blocks, every_block=wanted.every_block, warp_mask=wanted.warp_mask)
+        entry |= {"audit": not_audited("recorded in a program"), "site_set": kernel.site_sets[0]["name"]}
+        entry |= {"clean_ns": [], "traced_ns": []}
+        self._calibrate(kernel, stream)
+        return _Group(kernel, shape, wanted, arena, traced, clean, entry, len(self.entries()))
+
+    def _calibrate(self, kernel: CudaKernel, stream: int) -> None:
+        device = kernel._device
+        if device in self._calibrators:
+            return
+        self._facts = self._facts or machine.device_facts(device)
+        self._calibrators[device] = calibrator = Calibrator(device, kernel.arch)
+        self._calibration.append(calibrator.read(calibrator.begin(stream), "before", stream))
+        self._step_ns = calibrator.step_ns(stream)
+        nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._copying = int(driver.call("cuStreamCreate", nonblocking))
+
+    def _make_room(self, group: _Group, stream: int) -> bool:
+        """Read what the group's launch before left, and forget it."""
+        try:
+            self._drain(group)
+            group.arena.clear(stream)
+        except DeviceError as error:
+            self._leave_out(f"launches after the GPU stopped: {error}")
+            return False
+        return True
+
+    def _drain(self, group: _Group) -> None:
+        pending, group.pending = group.pending, None
+        if pending is None:
+            return
+        driver.call("cuEventSynchronize", pending.stop)
+        drained = group.arena.drain(int(self._copying or 0))
+        group.entry["traced_ns"] += _elapsed(pending)
+        grids = np.unique(drained.chunks[drained.chunks[:, layout.WORD_META] != 0, layout.WORD_GRID])
+        launch = {
+            "kernel": group.index,
+            "grid": list(group.shape[0]),
+            "block": list(group.shape[1]),
+            "cluster": list(group.options.cluster or (1, 1, 1)),
+            "shared_bytes": group.options.shared_bytes,
+            "stream": pending.stream,
+            "rank": rank_of(dict(os.environ)) or 0,
+            "replay": 0,
+            "grid_id": int(grids[0]) if len(grids) == 1 else None,
+            "lost_events": drained.lost_events,
+            "lost_chunks": drained.lost_chunks,
+            "every": group.options.every_block,
+            "warp_mask": group.options.warp_mask,
+            "blocks": None if group.options.blocks is None else sorted(set(group.options.blocks)),
+            "cold_l2": False,
+        }
+        self.keep.add(self.manifest(), launch, group.entry, drained)
+
+    def finish(self) -> dict[str, Any]:
+        """Read what is outstanding; the manifest, without launches, which `keep` got."""
+        for group in filter(None, self._groups.values()):
+            try:
+                self._drain(group)
+                for pending in group.timed:
+                    driver.call("cuEventSynchronize", pending.stop)
+                    group.entry["clean_ns"] += _elapsed(pending)
+                group.arena.switch_off(0)
+            except DeviceError as error:
+                self._leave_out(f"the last launch of {group.kernel.name}: {error}")
+            self._settle(group)
+        try:
+            for calibrator in self._calibrators.values():
+                self._calibration.append(calibrator.read(calibrator.begin(0), "after", 0))
+        except DeviceError as error:
+            self._leave_out(f"the calibration at the end: {error}")
+        return {**self.manifest(), "complete": True, "kernels": self.entries()}
+
+    def _settle(self, group: _Group) -> None:
+        entry = group.entry
+        if entry["clean_ns"] and entry["traced_ns"]:
+            return
+        entry["not_measured"] = "no clean kernel was named"
+        if group.clean is not None:
+            entry["not_measured"] = "the program launched it too seldom, or with an idle GPU, which times the host"
+        entry |= {name: entry[name] or None for name in ("clean_ns", "traced_ns")}
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The manifest's `kernels`, in the order of their indices."""
+        return [group.entry for group in self._groups.values() if group is not None]
+
+    def manifest(self) -> dict[str, Any]:
+        """All facts but launches and kernels."""
+        return {
+            "format": "wlens",
+            "version": list(layout.FORMAT_VERSION),
+            "warplens": __version__,
+            "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "complete": False,
+            "note": self.request.note,
+            "host": self.asked.host,
+            "command": self.asked.command,
+            "policy": "auto",
+            "keep": "oldest",
+            "capacity_bytes": self.request.capacity_bytes,
+            "device": self._facts,
+            "clock_state": None,
+            "globaltimer_step_ns": self._step_ns,
+            "calibration": list(self._calibration),
+            "site_sets": list(self._site_sets.values()),
+            "kernels": [],
+            "launches": [],
+            "process": {"pid": self.pid, "rank": rank_of(dict(os.environ)) or 0, "program": _program()},
+        }
+
+    def note(self) -> dict[str, Any]:
+        """What ran, for the list that is shown where nothing was recorded."""
+        kernels = [
+            {"name": name, "launches": seen, "recorded": kept, "matches": bool(self._pattern.search(name))}
+            for name, (seen, kept) in self.ran.items()
+        ]
+        left_out = [f"{count:,} {why}" for why, count in self.left_out.items()]
+        return {"process": self.manifest()["process"], "kernels": kernels, "left_out": left_out}
+
+
+def _program() -> str:
+    import sys
+
+    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+
+
+def _launch(build: Build, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> None:
+    build.function.allow_shared_bytes(options.shared_bytes)
+    stream = stream_handle(options.stream)
+    more = options.cluster, options.cooperative
+    build.function.launch(*shape, given.table, options.shared_bytes, stream, *more)
+
+
+def _timed(build: Build, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> _Pending:
+    """A launch between two events."""
+    stream = stream_handle(options.stream)
+    start, stop = (driver.call("cuEventCreate", 0) for _ in range(2))
+    driver.call("cuEventRecord", start, stream)
+    _launch(build, shape, options, given)
+    # Had the GPU come to the start before the kernel was there, the time would be the host's.
+    (status,) = driver.bindings().cuEventQuery(start)
+    driver.call("cuEventRecord", stop, stream)
+    return _Pending(start, stop, stream, status == driver.bindings().CUresult.CUDA_ERROR_NOT_READY)
+
+
+def _elapsed(pending: _Pending) -> list[float]:
+    """Its time in ns, if it is one; frees the events."""
+    found = [float(driver.call("cuEventElapsedTime", pending.start, pending.stop)) * 1e6] if pending.timed else []
+    for event in (pending.start, pending.stop):
+        driver.call("cuEventDestroy", event)
+    return found
+
+
+def asked_in_process(request: Request) -> Asked:
+    """For a recording that the program itself asks for."""
+    return Asked(request, "")

@@ -1,0 +1,168 @@
+"""What `warplens record` and `warplens.record` ask of a process, and the environment variable that carries it.
+
+In: keyword arguments or the variable's text. Out: a checked `Request`, or the text. Processes read the same text in C++
+(include/warplens/detail/host_options.hpp): a key added here wants a reader there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
+
+from warplens.errors import UsageError
+
+VARIABLE: Final = "WARPLENS_RECORD"
+VERSION: Final = 1
+MAX_TEXT_BYTES: Final = 64 << 10
+"""Linux takes 128 KiB for one variable."""
+LEAST_CAPACITY_BYTES: Final = 1 << 20
+MOST_CAPACITY_BYTES: Final = 16 << 30
+_LEAST: Final = {"launch_skip": 0, "launch_count": 1, "rounds": 0, "every_block": 1}
+_NOT_POSIX: Final = re.compile(r"\(\?|[*+?}][?+]|\\[dDsSwWAZ]")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options of `warplens record` and `warplens.record`. Words that `RecordOptions` has too mean the same there.
+
+    - kernels: a POSIX extended regular expression that is searched for in a kernel's name; None is all.
+    - launch_skip: launches of such kernels, in each process, that are left out first.
+    - launch_count: launches that are recorded then, in each process.
+    - rounds: launches of each kernel and shape that run the build without marks, in turn with recorded ones, to compare
+      times; 0 times nothing.
+    - capacity_bytes: memory for records, on each device. What does not fit is counted as lost.
+    - every_block: record every n-th block only.
+    - blocks: record these blocks only, by linear index; None is all.
+    - warps: record these warps of a block only; None is all.
+    - paused: record nothing until the program says so: `warplens::start_recording()` in C++, `rec.start()` in Python.
+    - timeout_s: stop the program after so many seconds; None waits for ever. Of the command alone.
+    - note: text that is kept in the trace and shown.
+    - host, command: say in the trace on which host, or with which command, it was made.
+    """
+
+    kernels: str | None = None
+    launch_skip: int = 0
+    launch_count: int = 100
+    rounds: int = 10
+    capacity_bytes: int = 256 << 20
+    every_block: int = 1
+    blocks: tuple[int, ...] | None = None
+    warps: tuple[int, ...] | None = None
+    paused: bool = False
+    timeout_s: float | None = None
+    note: str | None = None
+    host: bool = False
+    command: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} is {value!r}: a whole number of at least {least} was expected")
+        if not LEAST_CAPACITY_BYTES <= self.capacity_bytes <= MOST_CAPACITY_BYTES:
+            raise UsageError(f"a capacity of {self.capacity_bytes:,} bytes: expected 1 MiB to 16 GiB")
+        if self.every_block >= 1 << 32:
+            raise UsageError(f"every_block is {self.every_block}: below 2^32 was expected")
+        _check_pattern(self.kernels)
+        for name, below in (("blocks", 1 << 26), ("warps", 32)):
+            numbers = getattr(self, name)
+            if numbers is None:
+                continue
+            if not isinstance(numbers, Iterable):
+                raise UsageError(f"{name} is {numbers!r}: expected numbers, such as (0, 1)")
+            object.__setattr__(self, name, tuple(numbers))
+            if not all(isinstance(number, int) and 0 <= number < below for number in getattr(self, name)):
+                raise UsageError(f"{name} are numbered 0 to {below - 1}, not {numbers!r:.60}")
+        if self.timeout_s is not None and not 0 < self.timeout_s < 1e9:
+            raise UsageError(f"timeout_s is {self.timeout_s!r}: expected a number of seconds above 0, or None")
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Request:
+        """Options by name. Raises UsageError for a name that does not exist."""
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise UsageError(f"unknown option {unknown[0]!r} of record(): expected one of {', '.join(known)}")
+        return cls(**options)
+
+    @property
+    def warp_mask(self) -> int:
+        """Bit w: warp w of a block is recorded."""
+        return 0xFFFFFFFF if self.warps is None else sum(1 << warp for warp in set(self.warps))
+
+
+def _check_pattern(pattern: str | None) -> None:
+    if pattern is None:
+        return
+    found = _NOT_POSIX.search(pattern)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"kernels is {pattern!r}, which is no regular expression: {error}") from error
+    if found:
+        raise UsageError(
+            f"kernels is {pattern!r}: {found[0]!r} is not known to POSIX extended expressions, which programs in C++ "
+            "read too; write [0-9] for \\d and a plain group for (?:"
+        )
+
+
+def to_text(request: Request, folder: str, *, host: str | None = None, command: list[str] | None = None) -> str:
+    """The variable's text. `folder`: where processes leave their files, absolute. UsageError when it is too long."""
+    keys: dict[str, Any] = {"version": VERSION, "folder": folder, "kernels": request.kernels or ""}
+    keys |= {name: getattr(request, name) for name in ("launch_skip", "launch_count", "rounds", "capacity_bytes")}
+    keys |= {"every_block": request.every_block, "warp_mask": request.warp_mask, "paused": int(request.paused)}
+    keys["blocks"] = ",".join(map(str, sorted(set(request.blocks or ()))))
+    for name, value in (("note", request.note), ("host", host), ("command", command)):
+        if value is not None:
+            keys[name] = json.dumps(value)
+    text = urlencode(keys)
+    if len(text) > MAX_TEXT_BYTES:
+        raise UsageError(f"the options take {len(text):,} bytes: {MAX_TEXT_BYTES:,} fit; name fewer blocks")
+    return text
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a process reads from the variable."""
+
+    request: Request
+    folder: str
+    host: str | None = None
+    command: list[str] | None = None
+
+
+def from_text(text: str) -> Asked | None:
+    """The other way; None for a text of another version, or one that was not written by `to_text`."""
+    keys = dict(parse_qsl(text, keep_blank_values=True))
+    try:
+        if int(keys["version"]) != VERSION:
+            return None
+        mask = int(keys["warp_mask"])
+        request = Request(
+            kernels=keys["kernels"] or None,
+            launch_skip=int(keys["launch_skip"]),
+            launch_count=int(keys["launch_count"]),
+            rounds=int(keys["rounds"]),
+            capacity_bytes=int(keys["capacity_bytes"]),
+            every_block=int(keys["every_block"]),
+            blocks=tuple(map(int, keys["blocks"].split(","))) if keys["blocks"] else None,
+            warps=None if mask == 0xFFFFFFFF else tuple(warp for warp in range(32) if mask >> warp & 1),
+            paused=bool(int(keys["paused"])),
+            note=json.loads(keys["note"]) if "note" in keys else None,
+        )
+        host, command = (json.loads(keys[name]) if name in keys else None for name in ("host", "command"))
+    except (KeyError, ValueError, TypeError, UsageError):
+        return None
+    return Asked(request, keys["folder"], host, command)
+
+
+def rank_of(environment: dict[str, str]) -> int | None:
+    """The process's rank as torchrun, MPI or Slurm name it; None where none does. host_writer.hpp asks the same."""
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        if re.fullmatch("[0-9]{1,9}", environment.get(name, "")):
+            return int(environment[name])
+    return None

@@ -1,0 +1,27 @@
+"""`merge`: the traces of several processes as one file.
+
+In: `.wlens` files. Out: one, with tables. What they are is said by `warplens.trace.merge`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from warplens.cli.output import finish, open_trace, quoted
+from warplens.errors import UsageError
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="F", help="The file to write.")
+@click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
+def merge(files: tuple[Path, ...], output: Path, force: bool) -> None:
+    """Write the launches of several traces, of the ranks of a job for example, as one trace."""
+    from warplens.trace.merge import merge as merge_traces
+
+    if output.exists() and not force:
+        raise UsageError(f"{output} is there already: -f writes over it")
+    merge_traces([open_trace(path) for path in files]).save(output)
+    finish([output], f"warplens summary {quoted(output)} --by launch")

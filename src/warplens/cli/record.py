@@ -1,0 +1,155 @@
+"""`record`: any program, as its users run it, with the kernels in it recorded.
+
+In: a command and what to record of it. Out: a file a process that recorded something, a line or two about each, and the
+command's own exit code. Recording is done by the program's processes themselves (capture/request.py says what they are
+told); this one starts it, waits and gives the files their names.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from warplens.cli.exits import LOSSES, MISSING
+from warplens.cli.output import finish, number_list, quoted
+from warplens.errors import FileError, UsageError
+from warplens.render.escape import visible
+
+_UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_LISTED: Final = 30
+
+
+def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """Bytes of `256MiB`, as the callback of an option."""
+    text = value.strip().upper()
+    digits = text.rstrip("BKMGI ")
+    unit = text[len(digits) :].strip()
+    if not digits.isdecimal() or unit not in _UNITS:
+        raise click.BadParameter(f"expected a size such as 256MiB, found {visible(value)!r}", ctx, param)
+    return int(digits) * _UNITS[unit]
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-o", "--output", metavar="F", help="Name of the file; %p process, %h host, %r rank, %n program.")
+@click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
+@click.option("-k", "--kernels", metavar="REGEX", help="Only kernels in whose name this is found.")
+@click.option("--launch-skip", type=int, default=0, metavar="N", help="Leave out the first N launches of those.")
+@click.option("--launch-count", type=int, default=100, show_default=True, metavar="N", help="Record N launches then.")
+@click.option("--rounds", type=int, default=10, show_default=True, metavar="N", help="Launches timed without marks.")
+@click.option("--capacity", "capacity_bytes", callback=size, default="256MiB", show_default=True, help="For records.")
+@click.option("--every-block", type=int, default=1, metavar="N", help="Record every N-th block only.")
+@click.option("--blocks", callback=number_list, metavar="N,N-M", help="Record these blocks only.")
+@click.option("--warps", callback=number_list, metavar="N,N-M", help="Record these warps of a block only.")
+@click.option("--paused", is_flag=True, help="Begin when the program calls warplens::start_recording().")
+@click.option("--timeout", "timeout_s", type=float, metavar="S", help="Stop the program after S seconds.")
+@click.option("--note", metavar="TEXT", help="Text that the trace keeps and shows.")
+@click.option("--host", is_flag=True, help="Say in the trace on which host it was made.")
+@click.option("--command", is_flag=True, help="Say in the trace with which command it was made.")
+@click.option("-m", "--module", is_flag=True, help="CMD is a Python module.")
+@click.argument("cmd", nargs=-1, type=click.UNPROCESSED)
+def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], **options: Any) -> int:
+    """Run CMD as it stands and record the marked kernels that it launches.
+
+    Ends with CMD's own exit code; with 4 where CMD ended well and records were lost.
+    """
+    from warplens.capture.child import command_line, run
+    from warplens.capture.notes import read_notes, recorded_files
+    from warplens.capture.request import Request, rank_of, to_text
+
+    request = Request.of(options)
+    command = command_line(list(cmd[1:] if cmd[:1] == ("--",) else cmd), module=module)
+    target = Path(output or ".")
+    if output and "%" not in output and target.exists() and not force:
+        raise UsageError(f"{target} is there already: -f writes over it, %p in -o gives each process its own")
+    folder = _run_folder(target.parent)
+    try:
+        host = platform.node() if request.host else None
+        text = to_text(request, str(folder), host=host, command=command if request.command else None)
+        ending = run(command, text, request.timeout_s)
+        if ending.why:
+            click.echo(f"{visible(command[0])}: {ending.why}", err=True)
+        notes, files = read_notes(folder), recorded_files(folder)
+        if not files:
+            _tell_what_ran(notes)
+            return ending.code or MISSING
+        ranked = files > 1 or rank_of(dict(os.environ)) is not None
+        return _keep(folder, output, ranked, notes, ending.code)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep(folder: Path, output: str | None, ranked: bool, notes: list[dict[str, Any]], code: int) -> int:
+    """Give the files their names and say what is in them; the exit code."""
+    from warplens.trace.collect import DEFAULT_TEMPLATE, collect
+
+    found = collect(folder, output or DEFAULT_TEMPLATE, ranked=ranked)
+    lost = _tell(found.files, found.failures)
+    _tell_left_out(notes)
+    if not found.files:
+        return code or MISSING
+    finish(list(found.files), f"warplens summary {quoted(next(iter(found.files)))}")
+    return LOSSES if code == 0 and lost else code
+
+
+def _run_folder(parent: Path) -> Path:
+    """A folder of this run beside its files, so that they need only be renamed. FileError before anything runs."""
+    try:
+        return Path(tempfile.mkdtemp(prefix=".warplens-", dir=parent)).absolute()
+    except OSError as error:
+        raise FileError(f"cannot write to {parent}: {error.strerror or error}; choose another place with -o") from error
+
+
+def _tell(files: dict[Path, dict[str, Any]], failures: list[str]) -> bool:
+    """What was recorded, on stderr; whether anything of it was lost."""
+    lost = bool(failures)
+    for failure in failures:
+        click.echo(f"not kept: {visible(failure, limit=400)}", err=True)
+    for path, manifest in files.items():
+        launches = manifest["launches"]
+        events = sum(entry["lost_events"] for entry in launches)
+        cut = "" if manifest["complete"] else "; the process was cut off: its complete launches"
+        names = sorted({manifest["kernels"][entry["kernel"]]["name"] for entry in launches})
+        shown = ", ".join(visible(name, limit=80) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+        count = f"{len(launches):,} launch{'es' if len(launches) != 1 else ''}"
+        click.echo(f"{visible(path)}: {count} of {shown}{cut}", err=True)
+        if events:
+            click.echo(f"  {events:,} events lost: --capacity gives more room", err=True)
+        lost |= events > 0 or not manifest["complete"]
+    return lost
+
+
+def _tell_left_out(notes: list[dict[str, Any]]) -> None:
+    for note in notes:
+        for text in note.get("left_out") or []:
+            click.echo(f"not recorded: {visible(text, limit=200)}", err=True)
+
+
+def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
+    """Where nothing was recorded: the kernels that ran, as far as they were seen, and what could not be."""
+    click.echo("nothing was recorded", err=True)
+    _tell_left_out(notes)
+    seen = [kernel for note in notes for kernel in note.get("kernels") or [] if isinstance(kernel, dict)]
+    counts: dict[tuple[str, str], int] = {}
+    for kernel in seen:
+        why = "" if kernel.get("matches") else "does not match -k"
+        why = "has no marks that ran" if kernel.get("without_marks") else why
+        key = str(kernel.get("name")), why
+        counts[key] = counts.get(key, 0) + int(kernel.get("launches") or 0)
+    if counts:
+        click.echo("kernels that ran in files with warplens/host.hpp, and of warplens.Kernel:", err=True)
+    for (name, why), launches in sorted(counts.items(), key=lambda item: -item[1])[:_LISTED]:
+        click.echo(f"  {launches:>9,}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
+    loaded = sorted({str(name) for note in notes for name in note.get("python") or []})
+    if loaded:
+        click.echo(
+            f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels are not seen.", err=True
+        )
+    if not counts:
+        text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, and those of"
+        click.echo(f"{text} warplens.Kernel", err=True)

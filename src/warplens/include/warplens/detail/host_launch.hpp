@@ -1,0 +1,246 @@
+// What `warplens record` knows of a program's translation units, sites, kernels and launches, and its words in JSON.
+// In: registrations of static objects. Out: entries of the manifest. No call of the driver but for resources.
+#ifndef WARPLENS_DETAIL_HOST_LAUNCH_HPP
+#define WARPLENS_DETAIL_HOST_LAUNCH_HPP
+
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "host_device.hpp"
+#include "registry.h"
+
+namespace warplens {
+namespace detail {
+namespace host {
+
+// A translation unit that includes host.hpp.
+struct Unit {
+  const char* policy;
+  bool relocatable;                                  // -rdc: its kernels may call functions with marks of other units
+  int (*symbol)(void** address);                     // of the descriptor, on the current device
+  Handle (*kernel_of)(const void* function);         // the driver's handle; nullptr where there is none
+  Handle (*calibrator)(bool of_step);                // functions of the driver
+  std::map<Handle, Address> symbols;                 // by context
+  std::map<Handle, const layout::Descriptor*> rest;  // by context: what stands in the symbol between launches
+  Unit* next;
+};
+
+// Two builds of one kernel, from WARPLENS_PAIR.
+struct Twins {
+  const void *traced, *clean;
+  Twins* next;
+  Twins(const void* traced_, const void* clean_);
+};
+
+template <class T>
+struct Registered {
+  static T*& first() {
+    static T* head = nullptr;
+    return head;
+  }
+};
+
+inline Twins::Twins(const void* traced_, const void* clean_)
+    : traced(traced_), clean(clean_), next(Registered<Twins>::first()) {
+  Registered<Twins>::first() = this;
+}
+
+struct Shape {
+  unsigned grid[3], block[3], cluster[3];
+  std::size_t shared_bytes;
+  bool operator==(const Shape& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+  std::uint64_t blocks() const { return std::uint64_t{grid[0]} * grid[1] * grid[2]; }
+};
+
+// A kernel that the program launched.
+struct Kernel {
+  std::string name;
+  bool matches = false, silent = false;  // silent: it was recorded once and wrote nothing
+  std::uint64_t launches = 0, recorded = 0;
+  Handle traced = nullptr, clean = nullptr;  // clean: nullptr where none is known
+  const void *traced_function = nullptr, *clean_function = nullptr;
+};
+
+// Launches of one kernel and shape: an entry of the manifest's kernels.
+struct Group {
+  std::size_t index;
+  const Kernel* kernel;
+  const Unit* unit;
+  Shape shape;
+  std::uint32_t sites_hash = 0;
+  std::uint64_t turn = 0, timed_clean = 0, idle = 0;  // idle: the GPU had nothing to do when it was launched
+  std::vector<double> traced_ns, clean_ns, off_ns;
+  std::string traced_resources = "null", clean_resources = "null";
+};
+
+// One launch as it comes in, and what is to be done with it.
+struct Launch {
+  Unit* unit;
+  Handle kernel;
+  const void* function;  // nullptr where the launch names the kernel by its handle
+  Shape shape;
+  Handle stream;
+};
+
+struct Pending {
+  Device* device = nullptr;
+  Group* group = nullptr;
+  Slot* slot = nullptr;  // nullptr: it is timed alone
+  Handle start = nullptr, stop = nullptr, done = nullptr;
+  Handle stream = nullptr;
+  bool clean = false, timed = false;
+};
+
+struct Decision {
+  const void* function = nullptr;  // launch this one instead; nullptr: as it came
+  Pending pending;
+};
+
+// The build that the program did not name; nullptr where it named the wanted one, or there is none.
+inline const void* other_build(const Launch& launch, const Kernel& kernel, bool traced) {
+  const Handle wanted = traced ? kernel.traced : kernel.clean;
+  if (wanted == nullptr || wanted == launch.kernel) return nullptr;
+  return traced ? kernel.traced_function : kernel.clean_function;
+}
+
+// A launch of a kernel with marks that is none of those to be recorded: the build without, where there is one.
+inline Decision unrecorded(const Launch& launch, const Kernel& kernel) {
+  Decision decision;
+  decision.function = other_build(launch, kernel, false);
+  return decision;
+}
+
+inline std::string demangled(const char* name) {
+  int status = 0;
+  char* text = abi::__cxa_demangle(name, nullptr, nullptr, &status);
+  std::string out = status == 0 && text != nullptr ? text : name;
+  std::free(text);
+  // "void rmsnorm<true>(float*)": the name alone. A parenthesis inside of <> is none of the parameters.
+  int depth = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (out[i] == '<') ++depth;
+    if (out[i] == '>') --depth;
+    if (out[i] == '(' && depth == 0 && out.compare(i, 11, "(anonymous ") != 0) {
+      out.resize(i);
+      break;
+    }
+  }
+  const std::string nothing = "void ";
+  return out.compare(0, nothing.size(), nothing) == 0 ? out.substr(nothing.size()) : out;
+}
+
+inline std::uint32_t hash_of(const char* name) {
+  std::uint32_t value = 0x811c9dc5u;
+  for (; *name != '\0'; ++name) value = (value ^ static_cast<unsigned char>(*name)) * 0x01000193u;
+  return value;
+}
+
+// The registered sets, each name once. Two different sets of one name: the first.
+inline std::vector<const SiteSet*> site_sets() {
+  std::vector<const SiteSet*> out;
+  for (const SiteSet* set = first_site_set(); set != nullptr; set = set->next) {
+    bool known = false;
+    for (const SiteSet* other : out) known |= std::strcmp(other->name, set->name) == 0;
+    if (!known) out.push_back(set);
+  }
+  return out;
+}
+
+inline const char* site_set_name(std::uint32_t hash) {
+  const auto sets = site_sets();
+  for (const SiteSet* set : sets) {
+    if (hash_of(set->name) == hash) return set->name;
+  }
+  return sets.empty() ? "" : sets.back()->name;
+}
+
+inline std::string trimmed(const std::string& text) {
+  const auto first = text.find_first_not_of(" \t\n"), last = text.find_last_not_of(" \t\n");
+  return first == std::string::npos ? "" : text.substr(first, last - first + 1);
+}
+
+inline std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> out(1);
+  for (const char c : text) {
+    if (c == at) {
+      out.emplace_back();
+    } else {
+      out.back() += c;
+    }
+  }
+  return out;
+}
+
+// The manifest's entry of a set, from the text that WARPLENS_SITES made: as capture/modules.py reads it.
+inline std::string site_set_entry(const SiteSet& set) {
+  const auto parts = split(set.text, '\x1d');
+  const bool is_long = !parts[0].empty() && parts[0][0] == '\x1e';
+  std::string sites;
+  unsigned id = 0;
+  for (const std::string& row : split(is_long ? parts[0].substr(1) : parts[0], is_long ? '\x1e' : ',')) {
+    const auto fields = is_long ? split(row, '\x1f') : std::vector<std::string>{trimmed(row), "phase", ""};
+    if (fields.size() != 3 || fields[0].empty()) continue;
+    sites += std::string(sites.empty() ? "" : ",") + "{\"id\":" + std::to_string(++id) +
+             ",\"name\":" + json_text(fields[0]) + ",\"kind\":" + json_text(fields[1]) +
+             ",\"resource\":" + json_text(fields[2]) + ",\"file\":" + json_text(parts.size() > 1 ? parts[1] : "") +
+             ",\"line\":" + (parts.size() > 2 ? parts[2] : "0") + "}";
+  }
+  return "{\"name\":" + json_text(set.name) + ",\"hash\":" + std::to_string(hash_of(set.name)) + ",\"sites\":[" +
+         sites + "]}";
+}
+
+// What the program asked for one build holds for the other.
+inline void match_limits(const Driver& driver, Handle from, Handle to) {
+  Handle source = nullptr, target = nullptr;
+  if (driver.cuKernelGetFunction(&source, from) != kSuccess) return;
+  if (driver.cuKernelGetFunction(&target, to) != kSuccess) return;
+  for (const int attribute : {kFunctionMaxDynamicShared, kFunctionMaxDynamicShared + 1}) {  // and the carveout
+    int value = 0;
+    if (driver.cuFuncGetAttribute(&value, attribute, source) == kSuccess) {
+      driver.cuFuncSetAttribute(target, attribute, value);
+    }
+  }
+}
+
+inline std::string resources_of(const Driver& driver, Handle kernel, const Shape& shape) {
+  Handle function = nullptr;
+  int registers = 0, shared = 0, local = 0, blocks = 0;
+  const auto threads = static_cast<int>(shape.block[0] * shape.block[1] * shape.block[2]);
+  if (kernel == nullptr || driver.cuKernelGetFunction(&function, kernel) != kSuccess ||
+      driver.cuFuncGetAttribute(&registers, kFunctionRegisters, function) != kSuccess ||
+      driver.cuFuncGetAttribute(&shared, kFunctionSharedBytes, function) != kSuccess ||
+      driver.cuFuncGetAttribute(&local, kFunctionLocalBytes, function) != kSuccess ||
+      driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads, shape.shared_bytes) != kSuccess) {
+    return "null";
+  }
+  return "{\"registers\":" + std::to_string(registers) +
+         ",\"shared_bytes\":" + std::to_string(static_cast<std::size_t>(shared) + shape.shared_bytes) +
+         ",\"local_bytes\":" + std::to_string(local) + ",\"resident_blocks\":" + std::to_string(blocks) + "}";
+}
+
+inline std::string times(const std::vector<double>& values) { return values.empty() ? "null" : listed(values); }
+
+inline std::string group_entry(const Group& group) {
+  std::string why = "null";
+  if (group.clean_ns.empty() || group.traced_ns.empty()) {
+    why = group.kernel->clean == nullptr ? json_text("no clean kernel is known: WARPLENS_PAIR(traced, clean) names one")
+          : group.idle > 0 ? json_text("the GPU was idle at these launches, and what was timed would be the host")
+                           : json_text("the program did not launch it often enough");
+  }
+  return "{\"name\":" + json_text(group.kernel->name) + ",\"site_set\":" + json_text(site_set_name(group.sites_hash)) +
+         ",\"policy\":" + json_text(group.unit->policy) + ",\"clean\":" + group.clean_resources +
+         ",\"traced\":" + group.traced_resources + ",\"clean_ns\":" + times(group.clean_ns) +
+         ",\"traced_ns\":" + times(group.traced_ns) + ",\"switched_off_ns\":" + times(group.off_ns) +
+         ",\"not_measured\":" + why + ",\"mark_cost_cycles\":null}";
+}
+
+}  // namespace host
+}  // namespace detail
+}  // namespace warplens
+
+#endif  // WARPLENS_DETAIL_HOST_LAUNCH_HPP

@@ -1,0 +1,118 @@
+// What `warplens record` asks of a program: the one environment variable that it sets.
+// In: WARPLENS_RECORD, "key=value&key=value" with %XX for other characters (capture/request.py writes it). Out:
+// Options. A variable that cannot be read switches recording off; it never stops the program.
+#ifndef WARPLENS_DETAIL_HOST_OPTIONS_HPP
+#define WARPLENS_DETAIL_HOST_OPTIONS_HPP
+
+#include <regex.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace warplens {
+namespace detail {
+namespace host {
+
+constexpr const char* kVariable = "WARPLENS_RECORD";
+constexpr int kRequestVersion = 1;
+
+inline std::string decode_percent(const std::string& text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size()) {
+      out += static_cast<char>(std::strtol(text.substr(i + 1, 2).c_str(), nullptr, 16));
+      i += 2;
+    } else {
+      out += text[i] == '+' ? ' ' : text[i];
+    }
+  }
+  return out;
+}
+
+inline std::map<std::string, std::string> parse_request(const char* text) {
+  std::map<std::string, std::string> out;
+  const char* at = text;
+  while (*at != '\0') {
+    const char* end = std::strchr(at, '&');
+    const std::string pair(at, end != nullptr ? end : at + std::strlen(at));
+    const std::size_t equals = pair.find('=');
+    if (equals != std::string::npos) {
+      out[decode_percent(pair.substr(0, equals))] = decode_percent(pair.substr(equals + 1));
+    }
+    at = end != nullptr ? end + 1 : at + std::strlen(at);
+  }
+  return out;
+}
+
+struct Options {
+  bool wanted = false;
+  bool paused = false;  // until start_recording()
+  std::string folder;   // where the process leaves its file
+  std::string kernels;
+  std::string note = "null", host = "null", command = "null";  // JSON, as they stand in the manifest
+  std::uint64_t skip = 0, count = 0, rounds = 0, capacity_bytes = 0;
+  std::uint32_t every_block = 1, warp_mask = 0xffffffffu;
+  std::vector<std::uint32_t> blocks;
+
+  Options() {
+    const char* text = std::getenv(kVariable);
+    if (text == nullptr) return;
+    auto keys = parse_request(text);
+    const auto number = [&keys](const char* key, std::uint64_t otherwise) {
+      const auto found = keys.find(key);
+      return found == keys.end() ? otherwise : std::strtoull(found->second.c_str(), nullptr, 10);
+    };
+    if (number("version", 0) != kRequestVersion) return;
+    folder = keys["folder"];
+    kernels = keys["kernels"];
+    for (auto& text :
+         {std::make_pair("note", &note), std::make_pair("host", &host), std::make_pair("command", &command)}) {
+      if (keys.count(text.first) != 0) *text.second = keys[text.first];
+    }
+    paused = number("paused", 0) != 0;
+    skip = number("launch_skip", 0);
+    count = number("launch_count", 100);
+    rounds = number("rounds", 10);
+    capacity_bytes = number("capacity_bytes", 256u << 20);
+    every_block = static_cast<std::uint32_t>(number("every_block", 1));
+    warp_mask = static_cast<std::uint32_t>(number("warp_mask", 0xffffffffu));
+    for (const char* at = keys["blocks"].c_str(); *at != '\0';) {
+      char* end = nullptr;
+      blocks.push_back(static_cast<std::uint32_t>(std::strtoul(at, &end, 10)));
+      if (end == at) break;
+      at = *end == ',' ? end + 1 : end;
+    }
+    wanted = !folder.empty() && every_block > 0;
+  }
+};
+
+// A POSIX extended regular expression, searched for in a name; an empty one is found in all.
+class Pattern {
+ public:
+  explicit Pattern(const std::string& text) : empty_(text.empty()) {
+    valid_ = !empty_ && regcomp(&compiled_, text.c_str(), REG_EXTENDED | REG_NOSUB) == 0;
+  }
+  ~Pattern() {
+    if (valid_) regfree(&compiled_);
+  }
+  Pattern(const Pattern&) = delete;
+  Pattern& operator=(const Pattern&) = delete;
+  bool found_in(const std::string& name) const {
+    return empty_ || (valid_ && regexec(&compiled_, name.c_str(), 0, nullptr, 0) == 0);
+  }
+
+ private:
+  bool empty_, valid_ = false;
+  regex_t compiled_ = {};
+};
+
+}  // namespace host
+}  // namespace detail
+}  // namespace warplens
+
+#endif  // WARPLENS_DETAIL_HOST_OPTIONS_HPP

@@ -1,0 +1,493 @@
+// One recorded process: which of its launches are recorded, and the thread that empties memory behind them.
+// In: every launch of the translation units that include host.hpp, before and behind it. Out: a file in the folder that
+// `warplens record` named (docs/adr/0011-record.md). Adds no launch of the program's kernels, never waits for the
+// device, and where anything fails lets the program go on unrecorded.
+#ifndef WARPLENS_DETAIL_HOST_SESSION_HPP
+#define WARPLENS_DETAIL_HOST_SESSION_HPP
+
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "host_launch.hpp"
+#include "host_writer.hpp"
+
+namespace warplens {
+namespace detail {
+namespace host {
+
+constexpr auto kLongestWait = std::chrono::seconds(2);  // of a launch for memory, and at the end for the last one
+
+class Session {
+ public:
+  // The process's own; nullptr where nothing is to be recorded.
+  static Session* current() {
+    static Session* session = make();
+    return session;
+  }
+
+  Decision begin(const Launch& launch) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (stopped_) return {};
+    Kernel& kernel = kernel_of(launch);
+    ++kernel.launches;
+    if (!kernel.matches || kernel.silent) return {};
+    const bool past = !on_ || matched_++ < options_.skip || ended_;
+    void* made = nullptr;
+    if (current_context() == nullptr) launch.unit->symbol(&made);  // a thread's first call: the runtime gives it one
+    int capture = kCaptureNone;
+    if (driver_.cuStreamIsCapturing(launch.stream, &capture) != kSuccess) return {};
+    if (capture != kCaptureNone) return captured(launch, kernel);
+    if (past || kept_ >= options_.count) return unrecorded(launch, kernel);
+    Device* device = device_of(launch);
+    if (device == nullptr || !device->error.empty()) return unrecorded(launch, kernel);
+    if (overlaps(launch, *device)) {
+      ++overlapped_;
+      return unrecorded(launch, kernel);
+    }
+    Group& group = group_of(launch, kernel);
+    const bool clean = group.timed_clean < options_.rounds && group.turn++ % 2 == 1;
+    return clean ? timed(launch, kernel, group, *device) : recorded(lock, launch, kernel, group, *device);
+  }
+
+  // Behind the launch: `launched` says whether the driver took it.
+  void end(const Launch& launch, Decision& decision, bool launched) {
+    Pending& pending = decision.pending;
+    if (pending.group == nullptr) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    // Had the GPU come to the start before the kernel was there, the time would be the host's.
+    pending.timed = driver_.cuEventQuery(pending.start) == kNotReady;
+    driver_.cuEventRecord(pending.stop, launch.stream);
+    if (pending.slot != nullptr) {
+      write_descriptors(launch, *pending.device, nullptr);
+      driver_.cuEventRecord(pending.done, launch.stream);
+    }
+    if (!launched) {
+      release(pending);
+      return;
+    }
+    if (pending.slot != nullptr) ++kept_;
+    queue_.push_back(pending);
+    wake_.notify_all();
+  }
+
+  // Launches while it is off run without being recorded or counted; graphs that were captured already obey too.
+  void set_on(bool on) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_ || on_ == on) return;
+    on_ = on;
+    if (replayed_.slot == nullptr || mixed_graphs_ || replays_taken_) return;
+    const Relaxed relaxed(driver_);
+    set_window(replayed_.device->blocks_ended(*replayed_.slot) / replayed_.group->shape.blocks());
+  }
+
+  // At the program's end: what is under way is waited for, a little, and the file gets its manifest and its name.
+  void finish() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (stopped_) return;
+    ended_ = true;
+    room_.wait_for(lock, kLongestWait, [this] { return queue_.empty() && !draining_; });
+    const bool whole = queue_.empty() && !draining_;
+    stopped_ = true;
+    wake_.notify_all();
+    lock.unlock();
+    if (!whole) {
+      drainer_.detach();  // it waits for a kernel that has not ended, and must not hold up the program
+      return;
+    }
+    if (drainer_.joinable()) drainer_.join();
+    for (auto& entry : devices_) finish_device(*entry.second);
+    writer_.finish(driver_, summary());
+  }
+
+ private:
+  static Session* make() {
+    // Nothing of this is freed: launches may come after static objects are gone.
+    const Options& options = *new Options;
+    if (!options.wanted) return nullptr;
+    const Driver& driver = *new Driver;
+    auto* session = new Session(driver, options);
+    if (session->writer_.failed()) return nullptr;
+    instance() = session;
+    std::atexit([] { instance()->finish(); });
+    // A child of fork has no threads and no CUDA: it records nothing, and leaves the file alone.
+    pthread_atfork([] { instance()->mutex_.lock(); }, [] { instance()->mutex_.unlock(); },
+                   [] {
+                     instance()->stopped_ = true;
+                     instance()->mutex_.unlock();
+                   });
+    return session;
+  }
+  static Session*& instance() {
+    static Session* session = nullptr;
+    return session;
+  }
+
+  Session(const Driver& driver, const Options& options)
+      : driver_(driver), options_(options), pattern_(options.kernels), on_(!options.paused), writer_(options) {
+    if (driver_.missing != nullptr) ended_ = true;
+  }
+
+  Kernel& kernel_of(const Launch& launch) {
+    Kernel& kernel = kernels_[launch.kernel];
+    if (!kernel.name.empty()) return kernel;
+    const char* name = nullptr;
+    if (driver_.missing == nullptr) driver_.cuKernelGetName(&name, launch.kernel);
+    kernel.name = name != nullptr ? demangled(name) : "(name not known)";
+    kernel.matches = driver_.missing == nullptr && pattern_.found_in(kernel.name);
+    kernel.traced = launch.kernel;
+    for (Twins* twins = Registered<Twins>::first(); twins != nullptr; twins = twins->next) {
+      const Handle traced = launch.unit->kernel_of(twins->traced), clean = launch.unit->kernel_of(twins->clean);
+      if (traced == nullptr || clean == nullptr || (launch.kernel != traced && launch.kernel != clean)) continue;
+      kernel.traced = traced, kernel.clean = clean;
+      kernel.traced_function = twins->traced, kernel.clean_function = twins->clean;
+      if (launch.kernel == clean && driver_.cuKernelGetName(&name, traced) == kSuccess) kernel.name = demangled(name);
+      kernel.matches |= pattern_.found_in(kernel.name);
+      match_limits(driver_, launch.kernel == clean ? clean : traced, launch.kernel == clean ? traced : clean);
+    }
+    return kernel;
+  }
+
+  Handle current_context() const {
+    Handle context = nullptr;
+    return driver_.cuCtxGetCurrent(&context) == kSuccess ? context : nullptr;
+  }
+
+  // `capturing`: the launch's stream takes nodes of a graph, and nothing of ours.
+  Device* device_of(const Launch& launch, bool capturing = false) {
+    const Handle context = current_context();
+    if (context == nullptr) return nullptr;
+    const Relaxed relaxed(driver_);
+    auto& device = devices_[context];
+    if (device == nullptr) {
+      device = std::make_unique<Device>(driver_, options_);
+      if (!device->error.empty()) {
+        writer_.complain(device->error);
+        return device.get();
+      }
+      const Handle calibrator = launch.unit->calibrator(false);
+      device->calibrators = {calibrator, launch.unit->calibrator(true)};
+      device->calibrated =
+          calibrator != nullptr && device->calibrate(calibrator, capturing ? device->stream : launch.stream);
+      if (!drainer_.joinable()) drainer_ = std::thread([this] { drain_all(); });
+    }
+    if (launch.unit->symbols.count(context) == 0) {
+      void* address = nullptr;
+      if (launch.unit->symbol(&address) != 0) return nullptr;
+      launch.unit->symbols[context] = reinterpret_cast<Address>(address);
+    }
+    return device.get();
+  }
+
+  // The descriptors that decide about this launch: of its unit or, where functions of other units may be called, of all
+  // those that were seen on this context. nullptr: what stands there between launches.
+  void write_descriptors(const Launch& launch, Device& device, const layout::Descriptor* value) {
+    const auto write = [&](Unit& unit) {
+      const auto symbol = unit.symbols.find(device.context);
+      if (symbol == unit.symbols.end()) return;
+      const auto rest = unit.rest.find(device.context);
+      const layout::Descriptor* now = value != nullptr ? value : rest != unit.rest.end() ? rest->second : device.off();
+      driver_.cuMemcpyHtoDAsync_v2(symbol->second, now, sizeof *now, launch.stream);
+    };
+    if (!launch.unit->relocatable) return write(*launch.unit);
+    for (Unit* unit = Registered<Unit>::first(); unit != nullptr; unit = unit->next) {
+      if (unit->relocatable) write(*unit);
+    }
+  }
+
+  // Two launches at once would share one descriptor: the later one is left out.
+  bool overlaps(const Launch& launch, const Device& device) const {
+    for (const Pending& pending : queue_) {
+      if (pending.device == &device && pending.slot != nullptr && pending.stream != launch.stream &&
+          driver_.cuEventQuery(pending.done) == kNotReady) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  Group& group_of(const Launch& launch, const Kernel& kernel) {
+    for (Group& group : groups_) {
+      if (group.kernel->traced == kernel.traced && group.shape == launch.shape) return group;
+    }
+    groups_.push_back({});
+    Group& group = groups_.back();
+    group.index = groups_.size() - 1;
+    group.kernel = &kernel;
+    group.unit = launch.unit;
+    group.shape = launch.shape;
+    group.traced_resources = resources_of(driver_, kernel.traced, launch.shape);
+    group.clean_resources = resources_of(driver_, kernel.clean, launch.shape);
+    return group;
+  }
+
+  Decision timed(const Launch& launch, const Kernel& kernel, Group& group, Device& device) {
+    Decision decision;
+    Pending& pending = decision.pending;
+    if (spare_.empty()) {
+      Handle events[2] = {nullptr, nullptr};
+      for (Handle& event : events) {
+        if (driver_.cuEventCreate(&event, 0) != kSuccess) return unrecorded(launch, kernel);
+      }
+      spare_.push_back({events[0], events[1]});
+    }
+    pending.start = spare_.back().first;
+    pending.stop = pending.done = spare_.back().second;
+    spare_.pop_back();
+    pending.device = &device, pending.group = &group, pending.stream = launch.stream, pending.clean = true;
+    ++group.timed_clean;
+    decision.function = other_build(launch, kernel, false);
+    driver_.cuEventRecord(pending.start, launch.stream);
+    return decision;
+  }
+
+  Decision recorded(std::unique_lock<std::mutex>& lock, const Launch& launch, const Kernel& kernel, Group& group,
+                    Device& device) {
+    Slot* slot = device.free_slot();
+    if (slot == nullptr) {
+      room_.wait_for(lock, kLongestWait, [&] { return (slot = device.free_slot()) != nullptr || stopped_; });
+    }
+    if (slot == nullptr || stopped_) {
+      ++crowded_;
+      return unrecorded(launch, kernel);
+    }
+    slot->busy = true;
+    Decision decision;
+    Pending& pending = decision.pending;
+    pending.device = &device, pending.group = &group, pending.slot = slot, pending.stream = launch.stream;
+    pending.start = slot->start, pending.stop = slot->stop, pending.done = slot->done;
+    decision.function = other_build(launch, kernel, true);
+    write_descriptors(launch, device, slot->descriptor);
+    driver_.cuEventRecord(pending.start, launch.stream);
+    return decision;
+  }
+
+  // A launch that becomes a node of a graph: nothing may be put beside it. Its unit's descriptor stays on, in a slot
+  // that counts launches, which are then recorded when the graph is replayed.
+  Decision captured(const Launch& launch, Kernel& kernel) {
+    Device* device = device_of(launch, true);
+    if (device == nullptr || !device->error.empty()) return {};
+    Decision decision;
+    decision.function = other_build(launch, kernel, true);
+    const Relaxed relaxed(driver_);
+    if (replayed_.slot == nullptr) {
+      Slot* slot = device->free_slot();
+      if (slot == nullptr) return unrecorded(launch, kernel);
+      slot->busy = true;
+      replayed_ = {};
+      replayed_.device = device, replayed_.slot = slot;
+      replayed_.group = &group_of(launch, kernel);
+      set_window(0);
+      launch.unit->rest[device->context] = slot->descriptor;
+      const Address symbol = launch.unit->symbols[device->context];
+      driver_.cuMemcpyHtoDAsync_v2(symbol, slot->descriptor, sizeof *slot->descriptor, device->stream);
+      driver_.cuStreamSynchronize(device->stream);
+    } else if (replayed_.device != device || replayed_.group != &group_of(launch, kernel)) {
+      if (!mixed_graphs_) device->set_window(*replayed_.slot, 0, 0);
+      mixed_graphs_ = true;  // launches are counted by their blocks, which only works for equal ones
+    }
+    return decision;
+  }
+
+  // The launches of the captured kernel that are recorded, from its launch `number` on.
+  void set_window(std::uint64_t number) {
+    const std::uint64_t count = on_ ? options_.count : 0;
+    if (on_) window_end_ = number + options_.skip + count;
+    replayed_.device->set_window(*replayed_.slot, number + options_.skip, count);
+  }
+
+  void release(Pending& pending) {
+    if (pending.slot != nullptr) {
+      pending.slot->busy = false;
+    } else {
+      spare_.push_back({pending.start, pending.stop});
+    }
+    room_.notify_all();
+  }
+
+  void drain_all() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      wake_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stopped_ || !queue_.empty(); });
+      if (stopped_) return;
+      if (queue_.empty()) {
+        draining_ = true;
+        drain_replays(lock, false);
+        draining_ = false;
+        continue;
+      }
+      Pending pending = queue_.front();
+      draining_ = true;
+      lock.unlock();
+      driver_.cuCtxSetCurrent(pending.device->context);
+      int status = kNotReady;
+      // Asked and not waited for: an event to wait on would take the lock of a context whose kernel hangs.
+      for (unsigned us = 20; (status = driver_.cuEventQuery(pending.done)) == kNotReady && !stopped_;
+           us = us < 1000 ? us * 2 : us) {
+        std::this_thread::sleep_for(std::chrono::microseconds(us));
+      }
+      if (status == kSuccess) take(pending);
+      lock.lock();
+      queue_.pop_front();
+      draining_ = false;
+      if (status != kSuccess && status != kNotReady) {
+        writer_.complain("the GPU stopped: error " + std::to_string(status));
+        ended_ = true;
+      }
+      release(pending);
+    }
+  }
+
+  // Times of a launch that has ended and, where it was recorded, its chunks. Without the lock, which launches wait for.
+  void take(Pending& pending) {
+    const Relaxed relaxed(driver_);
+    float ms = 0;
+    const bool has_time = pending.timed && driver_.cuEventElapsedTime(&ms, pending.start, pending.stop) == kSuccess;
+    if (pending.slot == nullptr) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto& into = pending.group->kernel->clean != nullptr ? pending.group->clean_ns : pending.group->off_ns;
+      if (has_time) into.push_back(ms * 1e6);
+      pending.group->idle += !has_time;
+      return;
+    }
+    if (pending.device->calibrated) {
+      writer_.calibration("before", pending.device->calibration());
+      pending.device->calibrated = false;
+    }
+    Contents contents;
+    const std::uint64_t number = writer_.launches();
+    const bool well = pending.device->drain(
+        *pending.slot, contents,
+        [&](std::uint64_t chunks) { return chunks == 0 || writer_.begin_records(*pending.device, chunks); },
+        [&](const void* data, std::size_t size) { return writer_.add_records(data, size); });
+    std::lock_guard<std::mutex> lock(mutex_);
+    Group& group = *pending.group;
+    if (well && contents.chunks == 0 && contents.lost_chunks == 0) {
+      kernels_[group.kernel->traced].silent |= options_.blocks.empty();
+      if (group.kernel->clean != nullptr) kernels_[group.kernel->clean].silent |= options_.blocks.empty();
+      --kept_;
+      return;
+    }
+    if (!well || contents.grids.size() > 1) {
+      if (well) ++mixed_;  // another launch wrote beside it: whose is whose is not known
+      writer_.drop_records();
+      return;
+    }
+    if (has_time) group.traced_ns.push_back(ms * 1e6);
+    if (contents.sites_hash != 0) group.sites_hash = contents.sites_hash;
+    ++kernels_[group.kernel->traced].recorded;
+    writer_.add_launch(number, group, contents, pending.stream, options_, false, 0);
+  }
+
+  // The window of replays, once it has passed, or what there is of it at the end.
+  void drain_replays(std::unique_lock<std::mutex>& lock, bool at_end) {
+    if (replayed_.slot == nullptr || replays_taken_ || mixed_graphs_) return;
+    Pending pending = replayed_;
+    lock.unlock();
+    const Relaxed relaxed(driver_);
+    driver_.cuCtxSetCurrent(pending.device->context);
+    const std::uint64_t blocks = pending.group->shape.blocks();
+    const std::uint64_t ended = pending.device->blocks_ended(*pending.slot) / blocks;
+    if (at_end || ended >= window_end_) take_replays(pending, ended);
+    lock.lock();
+  }
+
+  void take_replays(Pending& pending, std::uint64_t ended) {
+    replays_taken_ = true;
+    if (pending.device->calibrated) {
+      writer_.calibration("before", pending.device->calibration());
+      pending.device->calibrated = false;
+    }
+    Contents contents;
+    std::map<std::uint32_t, std::vector<std::uint32_t>> launches;
+    const auto add = [&](const void* data, std::size_t size) {
+      const auto* words = static_cast<const std::uint32_t*>(data);
+      for (std::size_t i = 0; i < size / layout::kChunkBytes; ++i, words += layout::kChunkWords) {
+        auto& into = launches[words[layout::kWordGrid]];
+        into.insert(into.end(), words, words + layout::kChunkWords);
+      }
+      return true;
+    };
+    if (!pending.device->drain(*pending.slot, contents, [](std::uint64_t) { return true; }, add)) return;
+    pending.group->sites_hash = contents.sites_hash;
+    for (auto& entry : launches) {
+      if (entry.first >= ended) continue;  // it has not ended
+      Contents own;
+      own.chunks = entry.second.size() / layout::kChunkWords;
+      own.lost_events = contents.lost_events, own.lost_chunks = contents.lost_chunks;  // of all: the first one tells
+      contents.lost_events = contents.lost_chunks = 0;
+      const std::uint64_t number = writer_.launches();
+      if (!writer_.begin_records(*pending.device, own.chunks)) return;
+      if (!writer_.add_records(entry.second.data(), entry.second.size() * 4)) return;
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++kernels_[pending.group->kernel->traced].recorded;
+      writer_.add_launch(number, *pending.group, own, nullptr, options_, true, entry.first);
+    }
+  }
+
+  void finish_device(Device& device) {
+    if (!device.error.empty() || driver_.cuCtxSetCurrent(device.context) != kSuccess) return;
+    if (replayed_.device == &device && !replays_taken_) {
+      driver_.cuCtxSynchronize();
+      std::unique_lock<std::mutex> lock(mutex_);
+      drain_replays(lock, true);
+    }
+    if (device.calibrators.first == nullptr || writer_.launches() == 0) return;
+    if (device.calibrate(device.calibrators.first, device.stream)) {
+      writer_.calibration("after", device.calibration());
+      writer_.set_step(device.step_ns(device.calibrators.second));
+    }
+  }
+
+  Summary summary() const {
+    Summary out;
+    for (const Group& group : groups_) out.groups.push_back(group_entry(group));
+    for (const auto& entry : kernels_) {
+      const Kernel& kernel = entry.second;
+      if (kernel.name.empty()) continue;
+      out.ran.push_back("{\"name\":" + json_text(kernel.name) + ",\"launches\":" + std::to_string(kernel.launches) +
+                        ",\"recorded\":" + std::to_string(kernel.recorded) +
+                        ",\"matches\":" + (kernel.matches ? "true" : "false") +
+                        ",\"without_marks\":" + (kernel.silent ? "true" : "false") + "}");
+    }
+    const auto say = [&out](std::uint64_t count, const char* why) {
+      if (count > 0) out.left_out.push_back(std::to_string(count) + " " + why);
+    };
+    say(overlapped_, "launches beside a recorded one on another stream");
+    say(mixed_, "launches that another one wrote beside");
+    say(crowded_, "launches that found no memory free within 2 s");
+    if (mixed_graphs_)
+      out.left_out.push_back("replays of graphs: kernels or shapes differ, and replays are counted by blocks");
+    if (driver_.missing != nullptr) out.left_out.push_back(std::string("everything: not found: ") + driver_.missing);
+    return out;
+  }
+
+  const Driver& driver_;
+  const Options& options_;
+  Pattern pattern_;
+  std::mutex mutex_;
+  std::condition_variable wake_, room_;  // something to drain; a slot is free
+  std::thread drainer_;
+  std::atomic<bool> stopped_{false};
+  bool on_, ended_ = false, draining_ = false, mixed_graphs_ = false, replays_taken_ = false;
+  std::uint64_t window_end_ = ~0ull, matched_ = 0, kept_ = 0, overlapped_ = 0, crowded_ = 0, mixed_ = 0;
+  std::unordered_map<Handle, Kernel> kernels_;
+  std::deque<Group> groups_;  // addresses stay
+  std::map<Handle, std::unique_ptr<Device>> devices_;
+  std::deque<Pending> queue_;
+  std::vector<std::pair<Handle, Handle>> spare_;
+  Pending replayed_;
+  Writer writer_;
+};
+
+}  // namespace host
+}  // namespace detail
+}  // namespace warplens
+
+#endif  // WARPLENS_DETAIL_HOST_SESSION_HPP

@@ -1,0 +1,182 @@
+// What a recorded process writes: members of its file as launches end, the manifest, and a note of what ran.
+// In: entries and chunks. Out: PID.wlens.part, then PID.wlens, and PID.json in the folder of the run. A place that
+// cannot be written ends the writing, never the program; the first reason is told on stderr, in one line.
+#ifndef WARPLENS_DETAIL_HOST_WRITER_HPP
+#define WARPLENS_DETAIL_HOST_WRITER_HPP
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "host_file.hpp"
+#include "host_launch.hpp"
+
+namespace warplens {
+namespace detail {
+namespace host {
+
+// What a process says of itself at its end, as JSON.
+struct Summary {
+  std::vector<std::string> groups, ran, left_out;
+};
+
+inline std::string joined(const std::vector<std::string>& values) {
+  std::string out = "[";
+  for (const std::string& value : values) out += (out.size() > 1 ? "," : "") + value;
+  return out + "]";
+}
+
+class Writer {
+ public:
+  explicit Writer(const Options& options) : options_(options) {
+    if (!file_.create(options.folder, std::to_string(getpid()))) complain(file_.error());
+  }
+  bool failed() const { return !file_.error().empty(); }
+  std::uint64_t launches() const { return launches_; }
+
+  bool begin_records(const Device& device, std::uint64_t chunks) {
+    if (facts_.empty()) facts_ = device.facts();
+    if (file_.is_empty()) add("manifest.json", manifest({}, false));
+    const bool well = file_.begin(member(launches_), chunks * layout::kChunkBytes);
+    begun_ = well;
+    if (!well) complain(file_.error());
+    return well;
+  }
+  bool add_records(const void* data, std::size_t size) {
+    const bool well = file_.add(data, size);
+    if (!well) complain(file_.error());
+    return well;
+  }
+  void drop_records() { begun_ = false; }  // the next member is written over it
+
+  void add_launch(std::uint64_t number, const Group& group, const Contents& contents, Handle stream,
+                  const Options& options, bool replayed, std::uint64_t replay) {
+    if (begun_ && !file_.end()) return complain(file_.error());
+    const Shape& shape = group.shape;
+    const std::string blocks = options.blocks.empty() ? "null" : listed(options.blocks);
+    const std::string grid = replayed || contents.grids.empty() ? "null" : std::to_string(*contents.grids.begin());
+    const std::string entry = "{\"kernel\":" + std::to_string(group.index) + ",\"grid\":" + listed(shape.grid) +
+                              ",\"block\":" + listed(shape.block) + ",\"cluster\":" + listed(shape.cluster) +
+                              ",\"shared_bytes\":" + std::to_string(shape.shared_bytes) +
+                              ",\"stream\":" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) +
+                              ",\"rank\":" + rank() + ",\"replay\":" + std::to_string(replay) + ",\"grid_id\":" + grid +
+                              ",\"records\":" + (begun_ ? json_text(member(number)) : "null") +
+                              ",\"lost_events\":" + std::to_string(contents.lost_events) +
+                              ",\"lost_chunks\":" + std::to_string(contents.lost_chunks) +
+                              ",\"every\":" + std::to_string(options.every_block) +
+                              ",\"warp_mask\":" + std::to_string(options.warp_mask) + ",\"blocks\":" + blocks +
+                              ",\"cold_l2\":false}";
+    begun_ = false;
+    entries_.push_back(entry);
+    policy_ = group.unit->policy;
+    char name[32];
+    std::snprintf(name, sizeof name, "launches/%06llu.json", static_cast<unsigned long long>(number));
+    add(name, "{\"launch\":" + entry + ",\"kernel\":" + group_entry(group) + "}");
+    ++launches_;
+  }
+
+  void calibration(const char* when, const std::vector<Pair>& pairs) {
+    std::string columns[3];
+    for (const Pair& pair : pairs) {
+      const std::string comma = columns[0].empty() ? "" : ",";
+      columns[0] += comma + std::to_string(pair.sm);
+      columns[1] += comma + std::to_string(pair.globaltimer_ns);
+      columns[2] += comma + std::to_string(pair.clock_cycles);
+    }
+    calibrations_.push_back("{\"when\":" + json_text(when) + ",\"sm\":[" + columns[0] + "],\"globaltimer_ns\":[" +
+                            columns[1] + "],\"clock_cycles\":[" + columns[2] + "]}");
+  }
+  void set_step(std::uint64_t ns) { step_ns_ = ns; }
+
+  void finish(const Driver&, const Summary& summary) {
+    if (file_.is_empty()) {
+      file_.remove();
+    } else if (!(file_.add_member("manifest.json", manifest(summary.groups, true)) && file_.finish("launches/"))) {
+      complain(file_.error());
+    }
+    note(summary);
+  }
+
+  // Once a process: it is the program's own stderr.
+  void complain(const std::string& why) {
+    if (complained_.exchange(true)) return;
+    std::fprintf(stderr, "warplens: this process (%d) is not recorded further: %s\n", static_cast<int>(getpid()),
+                 why.c_str());
+    why_ = why;
+  }
+
+ private:
+  static std::string member(std::uint64_t number) {
+    char name[32];
+    std::snprintf(name, sizeof name, "records/%06llu.u32", static_cast<unsigned long long>(number));
+    return name;
+  }
+  void add(const std::string& name, const std::string& content) {
+    if (!file_.add_member(name, content)) complain(file_.error());
+  }
+  static std::string rank() {
+    for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+      const char* text = std::getenv(name);
+      if (text != nullptr && *text >= '0' && *text <= '9')
+        return std::to_string(std::strtoul(text, nullptr, 10) & 0xffffffffu);
+    }
+    return "0";
+  }
+  static std::string program() {
+    char path[4096];
+    const ssize_t size = readlink("/proc/self/exe", path, sizeof path);
+    const std::string text(path, size > 0 ? static_cast<std::size_t>(size) : 0);
+    return text.substr(text.rfind('/') + 1);
+  }
+  std::string process() const {
+    return "{\"pid\":" + std::to_string(getpid()) + ",\"rank\":" + rank() + ",\"program\":" + json_text(program()) +
+           "}";
+  }
+  std::string manifest(const std::vector<std::string>& groups, bool complete) const {
+    char created[32];
+    const std::time_t now = std::time(nullptr);
+    std::tm parts;
+    std::strftime(created, sizeof created, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts));
+    std::vector<std::string> sets;
+    for (const SiteSet* set : site_sets()) sets.push_back(site_set_entry(*set));
+    return "{\"format\":\"wlens\",\"version\":[1,1],\"warplens\":null,\"created\":" + json_text(created) +
+           ",\"complete\":" + (complete ? "true" : "false") + ",\"note\":" + options_.note +
+           ",\"host\":" + options_.host + ",\"command\":" + options_.command + ",\"policy\":" + json_text(policy_) +
+           ",\"keep\":\"oldest\",\"capacity_bytes\":" + std::to_string(options_.capacity_bytes / kSlots) +
+           ",\"device\":" + facts_ +
+           ",\"clock_state\":null,\"globaltimer_step_ns\":" + (step_ns_ > 0 ? std::to_string(step_ns_) : "null") +
+           ",\"site_sets\":" + joined(sets) + ",\"kernels\":" + joined(groups) +
+           ",\"launches\":" + joined(complete ? entries_ : std::vector<std::string>{}) +
+           ",\"calibration\":" + joined(calibrations_) + ",\"process\":" + process() + "}";
+  }
+  // What ran, for the list that is shown where nothing was recorded.
+  void note(const Summary& summary) {
+    std::vector<std::string> left_out;
+    for (const std::string& text : summary.left_out) left_out.push_back(json_text(text));
+    const std::string text = "{\"process\":" + process() + ",\"kernels\":" + joined(summary.ran) +
+                             ",\"left_out\":" + joined(left_out) +
+                             ",\"failed\":" + (why_.empty() ? "null" : json_text(why_)) + "}\n";
+    const int file = open((file_.base() + ".json").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file < 0) return;
+    if (write(file, text.data(), text.size()) < 0) complain(std::strerror(errno));
+    close(file);
+  }
+
+  const Options& options_;
+  File file_;
+  bool begun_ = false;
+  std::uint64_t launches_ = 0, step_ns_ = 0;
+  std::string facts_, policy_ = "packed", why_;
+  std::vector<std::string> entries_, calibrations_;
+  std::atomic<bool> complained_{false};
+};
+
+}  // namespace host
+}  // namespace detail
+}  // namespace warplens
+
+#endif  // WARPLENS_DETAIL_HOST_WRITER_HPP

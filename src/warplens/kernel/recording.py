@@ -1,0 +1,148 @@
+"""`warplens.record`, and what a process below `warplens record` does with its launches of `warplens.Kernel`.
+
+In: options, or the variable WARPLENS_RECORD. Out: a `.wlens` file, also of the launches before a crash.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+from warplens.capture.arena import Drained
+from warplens.capture.launches import LaunchRecorder, asked_in_process
+from warplens.capture.request import VARIABLE, Asked, Request, from_text
+from warplens.errors import FileError, RecordingError, UsageError
+from warplens.trace import Trace
+from warplens.trace import open as open_trace
+from warplens.trace.part import PartWriter
+
+
+class _Parts:
+    """Hands launches on to a part; a disk that is full ends the keeping, and is told once."""
+
+    def __init__(self, part: PartWriter) -> None:
+        self.part = part
+        self.failed: str | None = None
+
+    def add(self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained) -> None:
+        if self.failed is not None:
+            return
+        try:
+            self.part.add(manifest, launch, kernel, drained.chunks)
+        except FileError as error:
+            self.failed = str(error)
+            sys.stderr.write(f"warplens: this process ({os.getpid()}) is not recorded further: {error}\n")
+
+
+_active: LaunchRecorder | None = None
+_of_process: tuple[int, LaunchRecorder | None] | None = None
+"""The process that asked, and its recorder: a child of fork must not use its parent's."""
+
+
+def current() -> LaunchRecorder | None:
+    """What records this process's launches now; None where nothing does."""
+    global _of_process
+    if _active is not None:
+        return _active
+    if _of_process is None:
+        _of_process = os.getpid(), _asked_by_variable()
+    pid, recorder = _of_process
+    return recorder if pid == os.getpid() else None
+
+
+def _asked_by_variable() -> LaunchRecorder | None:
+    asked = from_text(os.environ.get(VARIABLE, ""))
+    if asked is None:
+        return None
+    try:
+        keep = _Parts(PartWriter(Path(asked.folder), str(os.getpid())))
+    except FileError as error:
+        sys.stderr.write(f"warplens: this process ({os.getpid()}) is not recorded: {error}\n")
+        return None
+    recorder = LaunchRecorder(asked, keep)
+    atexit.register(_finish_process, asked, recorder, keep)
+    return recorder
+
+
+def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> None:
+    if os.getpid() != recorder.pid:
+        return
+    try:
+        keep.part.finish(recorder.finish())
+        note = Path(asked.folder) / f"{recorder.pid}-{_NOTE_NUMBER}.json"
+        note.write_text(json.dumps({**recorder.note(), "failed": keep.failed}), encoding="utf-8")
+    except (FileError, RecordingError, OSError) as error:
+        sys.stderr.write(f"warplens: the recording of this process ({recorder.pid}) is cut off: {error}\n")
+
+
+_NOTE_NUMBER = 9999
+"""Beside the notes of host.hpp in the same process, which count from 0."""
+
+
+class record:  # noqa: N801  (used as a function is)
+    """Records launches of `warplens.Kernel` that the program makes in a `with` block, into the file `path`.
+
+    >>> with warplens.record("run.wlens", kernels="rmsnorm", launch_count=3) as rec:       # doctest: +SKIP
+    ...     for _ in range(100):
+    ...         kernel.launch(grid, block, x, y)
+    >>> rec.trace.launches.height                                                           # doctest: +SKIP
+    3
+
+    Options are those of `warplens record`, with the same words and meaning: `kernels`, `launch_skip`, `launch_count`,
+    `rounds`, `capacity_bytes`, `every_block`, `blocks`, `warps`, `paused`, `note`. No launch is added: clean and traced
+    ones alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
+    launches and recorded ones by name. Launches of code that nvcc built are recorded by `warplens record` alone.
+
+    Raises UsageError (options, or a recording within a recording) and FileError (the place cannot be written).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        self.path = Path(path)
+        self.request = Request.of(options)
+        if self.request.timeout_s is not None or self.request.host or self.request.command:
+            raise UsageError("timeout_s, host and command are options of the command `warplens record` alone")
+        self.trace: Trace | None = None
+        self.ran: dict[str, tuple[int, int]] = {}
+        self._recorder: LaunchRecorder | None = None
+
+    def __enter__(self) -> Self:
+        global _active
+        if _active is not None:
+            raise UsageError("a recording is under way in this process: end it first")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix=".warplens-", dir=self.path.parent)
+        except OSError as error:
+            raise FileError(f"cannot write to {self.path.parent}: {error.strerror or error}") from error
+        self._keep = _Parts(PartWriter(Path(self._folder.name), str(os.getpid())))
+        self._recorder = _active = LaunchRecorder(asked_in_process(self.request), self._keep)
+        return self
+
+    def start(self) -> None:
+        """Record from here on, where it was paused."""
+        if self._recorder is not None:
+            self._recorder.on = True
+
+    def stop(self) -> None:
+        """Record nothing from here on, until `start`."""
+        if self._recorder is not None:
+            self._recorder.on = False
+
+    def __exit__(self, *_: object) -> None:
+        global _active
+        recorder, _active = self._recorder, None
+        assert recorder is not None
+        with self._folder:
+            whole = self._keep.part.finish(recorder.finish())
+            self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()}
+            if whole is None:
+                return
+            try:
+                whole.replace(self.path)
+            except OSError as error:
+                raise FileError(f"cannot write {self.path}: {error.strerror or error}") from error
+        self.trace = open_trace(self.path)

@@ -1,0 +1,112 @@
+"""Files that grow by whole launches, and what is made of one that was cut off.
+
+In: launches one by one; or the manifest as it was begun, and members `launches/NNNNNN.json`. Out: a `.wlens.part`,
+which takes its name at the end; or a manifest with those launches whose records are whole. Trusts nothing: what cannot
+be read, or is of a kernel that no entry describes, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from warplens.errors import FileError
+
+LAUNCH: Final = re.compile(r"launches/\d{1,9}\.json")
+MAX_LAUNCH_BYTES: Final = 1 << 20
+MAX_KERNELS: Final = 1 << 16
+
+
+def assemble(manifest: dict[str, Any], names: Collection[str], read: Callable[[str, int], bytes]) -> dict[str, Any]:
+    """`manifest` with the launches (and the kernels they name) that stand in members of their own."""
+    kernels, launches = list(manifest["kernels"]), list(manifest["launches"])
+    for name in sorted(name for name in names if LAUNCH.fullmatch(name)):
+        try:
+            found = json.loads(read(name, MAX_LAUNCH_BYTES))
+            launch, kernel = dict(found["launch"]), dict(found["kernel"])
+            index, records = int(launch["kernel"]), launch["records"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+        if not 0 <= index < MAX_KERNELS or (records is not None and records not in names):
+            continue
+        kernels += [None] * (index + 1 - len(kernels))
+        kernels[index] = kernel
+        launches.append(launch)
+    known = [index for index, kernel in enumerate(kernels) if kernel is not None]
+    renumbered = {index: new for new, index in enumerate(known)}
+    launches = [{**entry, "kernel": renumbered[entry["kernel"]]} for entry in launches]
+    return {**manifest, "kernels": [kernels[index] for index in known], "launches": launches, "complete": False}
+
+
+class PartWriter:
+    """A file in `folder`, named by `stem`, that holds whole launches at any time.
+
+    The C++ one is in include/warplens/detail/host_file.hpp. Raises FileError for a place that cannot be written.
+    """
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        taken = 0
+        while (folder / f"{_numbered(stem, taken)}.wlens").exists() or self._part(folder, stem, taken).exists():
+            taken += 1
+        self._path = self._part(folder, stem, taken)
+        self._launches: list[dict[str, Any]] = []
+        try:
+            self._zip: zipfile.ZipFile | None = zipfile.ZipFile(self._path, "x", zipfile.ZIP_STORED)
+        except OSError as error:
+            raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+    @staticmethod
+    def _part(folder: Path, stem: str, taken: int) -> Path:
+        return folder / f"{_numbered(stem, taken)}.wlens.part"
+
+    def add(
+        self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], chunks: npt.NDArray[np.uint32]
+    ) -> None:
+        """One launch, with its records of shape (n, 32)."""
+        number = len(self._launches)
+        entry = {**launch, "records": f"records/{number:06d}.u32"}
+        if number == 0:
+            self._write("manifest.json", json.dumps(manifest).encode())
+        self._write(entry["records"], np.ascontiguousarray(chunks, "<u4").tobytes())
+        self._write(f"launches/{number:06d}.json", json.dumps({"launch": entry, "kernel": kernel}).encode())
+        self._launches.append(entry)
+
+    def finish(self, manifest: dict[str, Any]) -> Path | None:
+        """Give the file its manifest and its name; None where nothing was added."""
+        archive, self._zip = self._zip, None
+        if archive is None or not self._launches:
+            if archive is not None:
+                archive.close()
+            self._path.unlink(missing_ok=True)
+            return None
+        try:
+            with archive:
+                kept = [own for own in archive.filelist if own.filename.startswith("records/")]
+                archive.filelist[:] = kept
+                archive.NameToInfo = {own.filename: own for own in kept}
+                archive.writestr("manifest.json", json.dumps({**manifest, "launches": self._launches}))
+            return self._path.rename(self._path.with_suffix(""))
+        except OSError as error:
+            raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+    def _write(self, name: str, data: bytes) -> None:
+        if self._zip is None:
+            raise FileError(f"cannot write {self._path}: it was given up")
+        try:
+            self._zip.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+            if self._zip.fp is not None:
+                self._zip.fp.flush()
+        except OSError as error:
+            self._zip = None
+            raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+
+def _numbered(stem: str, number: int) -> str:
+    return f"{stem}-{number}" if number else stem

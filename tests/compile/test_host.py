@@ -1,0 +1,290 @@
+"""Programs that record themselves: every end that a program can come to, with a driver that needs no GPU.
+
+Needs g++; nothing of CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warplens
+from tests.host import EVENTS, Built, build, record, run
+from warplens import layout
+
+pytestmark = pytest.mark.compile
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("host"))
+
+
+def launches_of(path: Path) -> int:
+    trace = warplens.open(path)
+    assert trace.spans.height == EVENTS * trace.launches.height
+    return trace.launches.height
+
+
+def test_a_recorded_program_leaves_a_whole_file_with_what_its_kernels_wrote(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "12", options=("--launch-count", "5", "--rounds", "0", "--note", "n=1"))
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "12")
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert trace.launches.height == 5
+    assert trace.note == "n=1"
+    assert trace.manifest["complete"]
+    assert trace.manifest["globaltimer_step_ns"] == 32
+    assert [entry["when"] for entry in trace.manifest["calibration"]] == ["before", "after"]
+    assert trace.manifest["kernels"][0]["name"] == "scale<true>"
+    assert [site["name"] for site in trace.manifest["site_sets"][0]["sites"]] == [
+        "load_sumsq",
+        "warp_reduce",
+        "normalize",
+        "store",
+    ]
+    for number in range(5):
+        wrote = trace._contents.records[f"records/{number:06d}.u32"].copy()
+        assert len(set(wrote[:, layout.WORD_GRID])) == 1
+        wrote[:, layout.WORD_GRID] = built.chunks[0, layout.WORD_GRID]
+        assert sorted(map(bytes, wrote)) == sorted(map(bytes, built.chunks))
+    assert zipfile.ZipFile(tmp_path / "run.wlens").testzip() is None
+    assert [path.name for path in tmp_path.iterdir()] == ["run.wlens"]
+
+
+def test_clean_and_traced_launches_take_turns_and_no_launch_is_added(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "9", options=("--rounds", "3"), FAKE_DELAY_US="2000")
+    assert done.stdout.splitlines()[0] == "9"
+    (kernel,) = warplens.open(tmp_path / "run.wlens").manifest["kernels"]
+    assert (len(kernel["clean_ns"]), len(kernel["traced_ns"])) == (3, 6)
+    assert kernel["clean_ns"][0] == pytest.approx(5000)
+
+
+def test_a_time_of_an_idle_gpu_is_not_taken_for_the_kernels(built: Built, tmp_path: Path) -> None:
+    record(built, tmp_path, "run", "9", options=("--rounds", "3"))
+    (kernel,) = warplens.open(tmp_path / "run.wlens").manifest["kernels"]
+    assert kernel["clean_ns"] is None
+    assert "idle" in kernel["not_measured"]
+
+
+def test_without_a_pair_the_time_switched_off_is_not_called_clean(built: Built, tmp_path: Path) -> None:
+    record(built, tmp_path, "traced", "9", options=("--rounds", "3"), NO_PAIR="1", FAKE_DELAY_US="2000")
+    (kernel,) = warplens.open(tmp_path / "run.wlens").manifest["kernels"]
+    assert kernel["clean_ns"] is None
+    assert len(kernel["switched_off_ns"]) == 3
+    assert "WARPLENS_PAIR" in kernel["not_measured"]
+
+
+def test_launches_are_chosen_by_name_skip_and_count(built: Built, tmp_path: Path) -> None:
+    options = ("-k", "^scale<(true|false)>$", "--launch-skip", "7", "--launch-count", "3", "--rounds", "0")
+    record(built, tmp_path, "run", "20", options=options)
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert [entry["grid_id"] for entry in trace.manifest["launches"]] == [8, 9, 10]
+
+
+def test_where_nothing_matches_the_kernels_that_ran_are_listed(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "7", options=("-k", "matmul"))
+    assert done.returncode == 5
+    assert done.stdout == "7\n"
+    assert "7  scale<true>  (does not match -k)" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kernel_without_marks_is_not_counted_as_recorded(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "threads", "40", options=("--launch-count", "1"))
+    assert done.returncode == 5
+    assert "other  (has no marks that ran)" in done.stderr
+
+
+@pytest.mark.parametrize(("mode", "code"), [("crash", 128 + signal.SIGABRT), ("_exit", 5)])
+def test_a_program_that_ends_without_warning_keeps_its_complete_launches(
+    mode: str, code: int, built: Built, tmp_path: Path
+) -> None:
+    done = record(built, tmp_path, mode, "6", options=("--rounds", "0"))
+    assert done.returncode == code
+    assert launches_of(tmp_path / "run.wlens") == 6
+    assert not warplens.open(tmp_path / "run.wlens").manifest["complete"]
+    assert "cut off" in done.stderr
+
+
+def test_a_child_of_fork_records_nothing_and_harms_nothing(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "fork", "6", options=("--rounds", "0"))
+    assert done.returncode == 0
+    assert launches_of(tmp_path / "run.wlens") == 6
+
+
+def test_a_program_that_becomes_another_leaves_a_file_of_each(built: Built, tmp_path: Path) -> None:
+    record(built, tmp_path, "exec", "4", options=("--rounds", "0"))
+    found = sorted(tmp_path.iterdir())
+    assert len(found) == 2
+    assert [launches_of(path) for path in found] == [4, 4]
+
+
+def test_closed_descriptors_are_the_programs_own_again(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "close", "6", options=("--rounds", "0"))
+    assert done.returncode == 0
+    assert (tmp_path / "own.txt").read_text(encoding="utf-8") == "mine"
+    assert launches_of(tmp_path / "run.wlens") == 6
+
+
+@pytest.mark.parametrize("mode", ["contexts", "streams"])
+def test_several_contexts_and_streams_are_recorded_in_one_file(mode: str, built: Built, tmp_path: Path) -> None:
+    record(built, tmp_path, mode, "8", options=("--rounds", "0"))
+    assert launches_of(tmp_path / "run.wlens") == 8
+
+
+def test_a_launch_beside_a_recorded_one_is_left_out_and_counted(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "streams", "4", options=("--rounds", "0"), FAKE_DELAY_US="200000")
+    assert launches_of(tmp_path / "run.wlens") == 2
+    assert "not recorded: 2 launches beside a recorded one on another stream" in done.stderr
+
+
+def test_replays_of_a_captured_launch_are_chosen_and_numbered(built: Built, tmp_path: Path) -> None:
+    options = ("--launch-skip", "50", "--launch-count", "3")
+    done = record(built, tmp_path, "graph", "101", options=options)
+    assert done.stdout.splitlines()[0] == "101"
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert [entry["replay"] for entry in trace.manifest["launches"]] == [50, 51, 52]
+    assert launches_of(tmp_path / "run.wlens") == 3
+
+
+def test_a_program_says_itself_from_when_to_when(built: Built, tmp_path: Path) -> None:
+    options = ("--paused", "--launch-skip", "1", "--launch-count", "3", "--rounds", "0")
+    record(built, tmp_path, "window", options=options)
+    assert [entry["grid_id"] for entry in warplens.open(tmp_path / "run.wlens").manifest["launches"]] == [12, 13, 14]
+
+
+def test_graphs_that_were_captured_before_obey_too(built: Built, tmp_path: Path) -> None:
+    record(built, tmp_path, "window", options=("--paused", "--launch-skip", "1"), CAPTURED="1")
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert [entry["replay"] for entry in trace.manifest["launches"]] == [11, 12, 13, 14, 15]
+
+
+def test_what_does_not_fit_is_counted_and_reaches_the_exit_code(built: Built, tmp_path: Path) -> None:
+    # A quarter of 1 MiB less the control block, 262,144 - 33,024 bytes, are 1,790 chunks; 200 times 12 are written.
+    done = record(built, tmp_path, "run", "2", options=("--capacity", "1MiB", "--rounds", "0"), REPEAT="200")
+    assert done.returncode == 4
+    launches = warplens.open(tmp_path / "run.wlens").manifest["launches"]
+    assert [entry["lost_chunks"] for entry in launches] == [610, 610]
+    assert "1,220 events lost" in done.stderr
+
+
+def test_no_memory_on_the_device_stops_the_recording_alone(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "6", FAKE_NO_MEMORY="1")
+    assert done.stdout == "6\n"
+    assert "no memory left" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kernel_that_hangs_does_not_hold_up_the_programs_end(built: Built, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    done = record(built, tmp_path, "run", "3", options=("--rounds", "0"), FAKE_HANG="1")
+    assert done.stdout == "3\n"
+    assert time.monotonic() - begin < 15
+
+
+def test_a_program_beyond_its_time_is_stopped_and_its_launches_kept(built: Built, tmp_path: Path) -> None:
+    shell = f"{built.program} _exit 3; exec sleep 30"
+    command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--rounds", "0", "--timeout", "2"]
+    done = run(built, tmp_path, [*command, "--", "sh", "-c", shell])
+    assert done.returncode == 124
+    assert launches_of(tmp_path / "run.wlens") == 3
+
+
+def test_ctrl_c_ends_the_program_and_keeps_what_there_is(built: Built, tmp_path: Path) -> None:
+    shell = f"{built.program} _exit 3; echo ready; exec sleep 30"
+    command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--rounds", "0", "--", "sh", "-c", shell]
+    variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin")}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as running:
+        assert running.stdout is not None
+        while "ready" not in running.stdout.readline():
+            pass
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        running.communicate(timeout=30)
+    assert running.returncode == 128 + signal.SIGINT
+    assert launches_of(tmp_path / "run.wlens") == 3
+
+
+def test_a_full_disk_stops_the_recording_alone(built: Built, tmp_path: Path) -> None:
+    # A limit on a file's size is what can be had without mounting anything: 3 launches are 12 chunks of 128 bytes each.
+    limited = f"ulimit -f 4; trap '' XFSZ; exec {built.program} _exit 40"
+    command = [
+        sys.executable,
+        "-m",
+        "warplens",
+        "record",
+        "-o",
+        "run.wlens",
+        "--rounds",
+        "0",
+        "--",
+        "sh",
+        "-c",
+        limited,
+    ]
+    done = run(built, tmp_path, command)
+    assert done.returncode == 5  # the program's own
+    assert "is not recorded further: cannot write" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(built: Built, tmp_path: Path) -> None:
+    place = tmp_path / "none" / "run.wlens"
+    command = [sys.executable, "-m", "warplens", "record", "-o", str(place), "--", built.program, "run", "3"]
+    done = run(built, tmp_path, command)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "choose another place with -o" in done.stderr
+
+
+def test_a_folder_that_is_gone_while_the_program_runs_stops_the_recording_alone(built: Built, tmp_path: Path) -> None:
+    command = ["sh", "-c", f"rm -rf .warplens-*; exec {built.program} run 5"]
+    done = run(built, tmp_path, [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--", *command])
+    assert done.stdout == "5\n"
+    assert "is not recorded further" in done.stderr
+
+
+def test_outside_of_record_nothing_is_written(built: Built, tmp_path: Path) -> None:
+    done = run(built, tmp_path, [built.program, "run", "5"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variable_of_another_version_switches_recording_off(built: Built, tmp_path: Path) -> None:
+    done = run(built, tmp_path, [built.program, "run", "5"], WARPLENS_RECORD=f"version=99&folder={tmp_path}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launch_that_is_not_recorded_costs_little(built: Built, tmp_path: Path) -> None:
+    """Of 200,000 launches of kernels that do nothing; the bound is loose, for other processes share this machine."""
+
+    def seconds(*command: str) -> float:
+        begin = time.perf_counter()
+        run(built, tmp_path, [*command, built.program, "threads", "200000"])
+        return time.perf_counter() - begin
+
+    bare = seconds()
+    recorded = seconds(sys.executable, "-m", "warplens", "record", "-k", "nothing", "--")
+    assert (recorded - bare) / 200_000 < 5e-6
+
+
+def test_the_note_of_a_process_says_what_ran(built: Built, tmp_path: Path) -> None:
+    text = f"version=1&folder={tmp_path}&kernels=nothing"
+    run(built, tmp_path, [built.program, "run", "5"], WARPLENS_RECORD=text)
+    (path,) = tmp_path.glob("*.json")
+    note = json.loads(path.read_text(encoding="utf-8"))
+    assert note["process"]["program"] == "program"
+    assert note["kernels"] == [
+        {"name": "scale<true>", "launches": 5, "recorded": 0, "matches": False, "without_marks": False}
+    ]
+    assert np.isfinite(note["process"]["pid"])

@@ -1,0 +1,64 @@
+"""A program with launches and a CUDA driver, both without a GPU: what host.hpp does, seen from outside.
+
+In: the sources beside this file and a C++ compiler. Out: the built program, and runs of it below `warplens record`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tests.synthesis import U32, fake_launch, sm_clocks
+from warplens.capture.compile import get_include
+
+HERE = Path(__file__).parent
+BLOCKS, WARPS, PHASES = 6, 2, 4
+EVENTS = BLOCKS * WARPS * PHASES
+
+
+@dataclass(frozen=True)
+class Built:
+    """The program, its driver, and the chunks that each of its launches writes."""
+
+    folder: Path
+
+    @property
+    def program(self) -> str:
+        return str(self.folder / "program")
+
+    @property
+    def chunks(self) -> U32:
+        return np.fromfile(self.folder / "chunks.bin", np.uint32).reshape(-1, 32)
+
+
+def build(folder: Path) -> Built:
+    """Compile both with every warning as an error."""
+    flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror"]
+    driver = str(folder / "libcuda.so.1")
+    subprocess.run(["g++", *flags, "-shared", "-fPIC", "-o", driver, str(HERE / "fake_driver.cpp")], check=True)
+    link = [f"-L{folder}", "-l:libcuda.so.1", f"-Wl,-rpath,{folder}"]
+    include = f"-I{get_include()}"
+    command = ["g++", *flags, "-pthread", include, "-o", str(folder / "program"), str(HERE / "program.cpp"), *link]
+    subprocess.run(command, check=True)
+    chunks, _ = fake_launch(blocks=BLOCKS, warps=WARPS, phases=PHASES, clocks=sm_clocks(2))
+    chunks.tofile(folder / "chunks.bin")
+    return Built(folder)
+
+
+def record(
+    built: Built, place: Path, *arguments: str, options: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The program with `arguments` below `warplens record`, in the folder `place`, which gets `run.wlens`."""
+    command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", *options, "--", built.program, *arguments]
+    return run(built, place, command, **environment)
+
+
+def run(built: Built, place: Path, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Any command in `place`, with what the program wants to know."""
+    variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin"), **environment}
+    return subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, timeout=60)

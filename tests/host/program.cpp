@@ -1,0 +1,173 @@
+// A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
+//   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
+//   threads
+// A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
+// `result`.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+
+#include "warplens/detail/host_session.hpp"
+
+extern "C" void fake_set_capturing(int on);
+extern "C" void fake_set_context(void* value);
+
+using namespace warplens::detail;
+using namespace warplens::detail::host;
+
+namespace {
+
+layout::Descriptor symbol = {};
+const char kTraced[] = "_Z5scaleILb1EEvPf", kClean[] = "_Z5scaleILb0EEvPf", kOther[] = "_Z5otherPf";
+const SiteSet sites("rmsnorm",
+                    "load_sumsq, warp_reduce, normalize, store\x1d"
+                    "program.cpp\x1d"
+                    "7");
+
+int find_symbol(void** out) { return *out = &symbol, 0; }
+Handle find_kernel(const void* function) { return const_cast<void*>(function); }
+Handle find_calibrator(bool of_step) { return const_cast<char*>(of_step ? "sample_globaltimer" : "calibrate"); }
+
+struct ThisUnit : Unit {
+  ThisUnit() : Unit{"packed", false, find_symbol, find_kernel, find_calibrator, {}, {}, Registered<Unit>::first()} {
+    Registered<Unit>::first() = this;
+  }
+} unit;
+
+std::vector<char> chunks;
+unsigned result = 0, grid_id = 0;
+
+std::uint32_t& word(unsigned long long address) { return *reinterpret_cast<std::uint32_t*>(address); }
+
+// What a kernel with marks does where the symbol points at something.
+void run_kernel(bool traced) {
+  ++result;
+  ++grid_id;
+  const layout::Descriptor to = symbol;
+  if (!traced || to.control == 0) return;
+  std::uint32_t launch = grid_id;
+  if ((word(to.control + 12) & layout::kChoiceWindow) != 0) {
+    auto& ended = *reinterpret_cast<std::uint64_t*>(to.control + layout::kControlBlocksEnded);
+    launch = static_cast<std::uint32_t>(ended / 6);
+    ended += 6;
+    const auto first = *reinterpret_cast<std::uint64_t*>(to.control + layout::kControlWindowFirst);
+    const auto count = *reinterpret_cast<std::uint64_t*>(to.control + layout::kControlWindowLaunches);
+    if (launch < first || launch - first >= count) return;
+  }
+  if (word(to.control) == 0) return;  // the mask of warps
+  for (std::size_t at = 0, i = 0; at < chunks.size(); at += layout::kChunkBytes, ++i) {
+    std::uint32_t& cursor = word(to.control + layout::kControlCursors + i % 7 * layout::kCursorStride);
+    std::uint32_t index = cursor;
+    cursor += layout::kCursorCount;
+    if (index >= to.shared_chunks) {
+      std::uint32_t& pool = word(to.control + layout::kControlPoolCursor);
+      index = pool;
+      if (index >= to.chunks) {
+        *reinterpret_cast<std::uint64_t*>(to.control + layout::kControlLostEvents) += 1;
+        *reinterpret_cast<std::uint64_t*>(to.control + layout::kControlLostChunks) += 1;
+        continue;
+      }
+      ++pool;
+    }
+    const auto place = to.arena + std::uint64_t{index} * layout::kChunkBytes;
+    std::memcpy(reinterpret_cast<void*>(place), &chunks[at], layout::kChunkBytes);
+    word(place + 4 * layout::kWordGrid) = launch;
+  }
+}
+
+void launch(const char* kernel = kClean, Handle stream = nullptr) {
+  const auto run = [](const void* which) { run_kernel(which == kTraced); };
+  Session* session = Session::current();
+  if (session == nullptr) return run(kernel);
+  const Launch launch = {&unit, const_cast<char*>(kernel), kernel, {{6, 1, 1}, {64, 1, 1}, {1, 1, 1}, 0}, stream};
+  Decision decision = session->begin(launch);
+  run(decision.function != nullptr ? decision.function : kernel);
+  session->end(launch, decision, true);
+}
+
+void wait_a_moment() { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "run";
+  const int launches = argc > 2 ? std::atoi(argv[2]) : 4;
+  std::ifstream file(std::getenv("CHUNKS"), std::ios::binary);
+  const std::vector<char> one{std::istreambuf_iterator<char>(file), {}};
+  const char* repeat = std::getenv("REPEAT");
+  for (int i = 0; i < (repeat != nullptr ? std::atoi(repeat) : 1); ++i)
+    chunks.insert(chunks.end(), one.begin(), one.end());
+  int contexts[2] = {};
+  fake_set_context(&contexts[0]);
+  static const Twins* twins = std::getenv("NO_PAIR") == nullptr ? new Twins(kTraced, kClean) : nullptr;
+  (void)twins;
+  if (mode == "close") {
+    launch();
+    wait_a_moment();
+    for (int i = 3; i < 256; ++i) close(i);
+    const int own = open("own.txt", O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    for (int i = 1; i < launches; ++i) launch();
+    wait_a_moment();
+    if (write(own, "mine", 4) != 4) return 1;
+  } else if (mode == "fork") {
+    launch();
+    const pid_t child = fork();
+    if (child == 0) {
+      launch();
+      std::exit(7);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (WEXITSTATUS(status) != 7) return 1;
+    for (int i = 1; i < launches; ++i) launch();
+  } else if (mode == "graph") {
+    fake_set_capturing(1);
+    launch();
+    fake_set_capturing(0);
+    for (int i = 1; i < launches; ++i) run_kernel(true);  // replays, which no call announces
+  } else if (mode == "window") {                          // launches and replays: 10 before, 6 within, 10 behind
+    const bool captured = std::getenv("CAPTURED") != nullptr;
+    const auto some = [&](int count) {
+      for (int i = 0; i < count; ++i) captured ? run_kernel(true) : launch();
+    };
+    fake_set_capturing(captured);
+    launch();
+    fake_set_capturing(0);
+    some(9);
+    Session::current()->set_on(true);
+    some(6);
+    Session::current()->set_on(false);
+    some(10);
+  } else if (mode == "threads") {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        fake_set_context(&contexts[0]);
+        for (int i = 0; i < launches / 4; ++i) launch(kOther);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  } else {
+    for (int i = 0; i < launches; ++i) {
+      if (mode == "contexts") fake_set_context(&contexts[i % 2]);
+      launch(mode == "unmarked" ? kOther
+             : mode == "traced" ? kTraced
+                                : kClean,
+             mode == "streams" ? &contexts[i % 2] : nullptr);
+    }
+  }
+  if (mode == "crash" || mode == "_exit" || mode == "exec") wait_a_moment();
+  std::printf("%u\n", result);
+  std::fflush(stdout);
+  if (mode == "crash") std::abort();
+  if (mode == "_exit") _exit(5);
+  if (mode == "exec") execl(argv[0], argv[0], "run", argv[2], nullptr);
+  return 0;
+}

@@ -1,0 +1,78 @@
+"""What a program's file tells of its GPU code: containers and symbols made by hand, and damaged ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warplens.capture.binary import Binary, read_binary
+from warplens.errors import SitesError
+
+
+def fatbin(*entries: tuple[int, int]) -> bytes:
+    """A container with entries of kind and architecture, each of 64 bytes of header and 8 of content."""
+    body = b"".join(
+        struct.pack("<HHIQIIHHI", kind, 0x101, 64, 8, 0, 0, 0, 0, arch) + bytes(32 + 8) for kind, arch in entries
+    )
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def elf(sections: dict[str, bytes]) -> bytes:
+    """A 64-bit ELF file with these sections and no more."""
+    table = b"\0" + b"".join(name.encode() + b"\0" for name in [*sections, ".shstrtab"])
+    content = {**sections, ".shstrtab": table}
+    data, headers, name_at = b"", bytes(64), 1
+    for name, text in content.items():
+        headers += struct.pack("<IIQQQQIIQQ", name_at, 1, 0, 0, 64 + len(data), len(text), 0, 0, 1, 0)
+        name_at += len(name) + 1
+        data += text
+    head = b"\x7fELF\x02" + bytes(35) + struct.pack("<Q", 64 + len(data)) + bytes(10)
+    head += struct.pack("<HHH", 64, len(content) + 1, len(content))
+    return head + data + headers
+
+
+NAMES = b"\0_ZL33__device_stub__Z5scaleILb0EEvPfifPfif\0_ZGVZL33__device_stub__Z5scaleILb0EEvPfifPfifE5__tmp\0"
+
+
+def test_architectures_and_kernels_are_read() -> None:
+    file = elf({".nv_fatbin": fatbin((2, 80), (2, 90)) + fatbin((1, 90), (2, 90)), ".strtab": NAMES})
+    assert read_binary(file) == Binary(("sm_80", "sm_90"), ("compute_90",), ("_Z5scaleILb0EEvPfif",), False, False)
+
+
+def test_a_program_with_the_host_header_is_told_from_its_variable_or_symbols() -> None:
+    assert read_binary(elf({".rodata": b"\0WARPLENS_RECORD\0"})).recordable
+    assert read_binary(elf({".strtab": b"\0warplens_unit_handle\0"})).recordable
+    assert read_binary(elf({".text": b"nothing"})) == Binary((), (), (), True, False)
+
+
+def test_gpu_code_of_another_form_is_refused() -> None:
+    with pytest.raises(SitesError, match="not known here"):
+        read_binary(elf({".nv_fatbin": fatbin((7, 80))}))
+
+
+@settings(max_examples=60)
+@given(at=st.integers(0, 700), value=st.integers(0, 255), cut=st.integers(0, 900))
+def test_damaged_files_are_read_or_refused(at: int, value: int, cut: int) -> None:
+    file = bytearray(elf({".nv_fatbin": fatbin((2, 80), (1, 90)), ".strtab": NAMES}))
+    file[min(at, len(file) - 1)] = value
+    with contextlib.suppress(SitesError):  # and nothing else
+        assert len(read_binary(bytes(file[: len(file) - cut])).cubins) <= 2
+
+
+def test_doctor_says_whether_record_sees_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    path.write_bytes(elf({".nv_fatbin": fatbin((2, 90)), ".strtab": NAMES}))
+    command = [sys.executable, "-m", "warplens", "doctor", "--binary", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    assert (found["cubins"], found["recordable"]) == (["sm_90"], False)
+    path.write_text("no program", encoding="utf-8")
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).returncode == 3

@@ -1,0 +1,70 @@
+"""Running a program as its user would: exit codes, what is run, Python's own start. No compiler, no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warplens.capture.child import command_line, environment, run
+from warplens.capture.request import Request, to_text
+from warplens.errors import UsageError
+
+
+def test_a_python_file_and_a_module_are_run_by_this_python(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("", encoding="utf-8")
+    assert command_line([str(script), "-x"]) == [sys.executable, str(script), "-x"]
+    assert command_line(["pkg", "-m"], module=True) == [sys.executable, "-m", "pkg", "-m"]
+    assert command_line(["./a.out", "x.py"]) == ["./a.out", "x.py"]
+    with pytest.raises(UsageError, match="nothing to run"):
+        command_line([])
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", 137), ("true", 0)])
+def test_the_exit_code_is_the_programs_own(script: str, code: int) -> None:
+    assert run(["sh", "-c", script], "").code == code
+
+
+def test_a_program_that_is_not_there_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="cannot run"):
+        run(["/nonexistent/program"], "")
+
+
+def test_a_program_that_does_not_end_is_stopped() -> None:
+    ending = run(["sleep", "30"], "", timeout_s=0.2)
+    assert (ending.code, ending.why) == (124, "it was stopped after 0.2 s (--timeout)")
+
+
+def python(tmp_path: Path, code: str, *path: str) -> subprocess.CompletedProcess[str]:
+    variables = environment(to_text(Request(), str(tmp_path)))
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"].split(os.pathsep)[0], *path])
+    return subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True, timeout=60
+    )
+
+
+def test_the_users_own_sitecustomize_runs_too(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.own = 'here'", encoding="utf-8")
+    done = python(tmp_path, "import sys; print(own, sys.modules['sitecustomize'].__file__)", str(own))
+    assert done.stdout.split() == ["here", str(own / "sitecustomize.py")]
+
+
+def test_a_python_start_loads_nothing_of_warplens(tmp_path: Path) -> None:
+    done = python(tmp_path, "import sys; print([m for m in sys.modules if m.startswith(('warplens', 'numpy'))])")
+    assert done.stdout == "[]\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_used_a_gpu_package_says_so_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "torch.py").write_text("", encoding="utf-8")
+    python(tmp_path, "import os, torch\nif os.fork() == 0: raise SystemExit", str(tmp_path / "lib"))
+    (note,) = tmp_path.glob("*-python.json")
+    assert json.loads(note.read_text(encoding="utf-8"))["python"] == ["torch"]

@@ -1,0 +1,106 @@
+"""The one variable: what is asked for arrives, and what cannot be meant is refused before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import click
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warplens.capture.options import RecordOptions
+from warplens.capture.request import Request, from_text, rank_of, to_text
+from warplens.cli import main
+from warplens.errors import UsageError
+
+numbers = st.lists(st.integers(0, 31), min_size=1, max_size=5, unique=True).map(sorted).map(tuple)
+
+
+@settings(max_examples=30)
+@given(
+    kernels=st.none() | st.sampled_from(["a&b=c%", "^scale<(true|false)>$", "größe [0-9]+"]),
+    launch_skip=st.integers(0, 1 << 40),
+    launch_count=st.integers(1, 1 << 40),
+    blocks=st.none() | numbers,
+    warps=st.none() | numbers,
+    note=st.none() | st.text(max_size=30),
+    folder=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30),
+)
+def test_what_is_asked_for_arrives(
+    kernels: str | None,
+    launch_skip: int,
+    launch_count: int,
+    blocks: tuple[int, ...] | None,
+    warps: tuple[int, ...] | None,
+    note: str | None,
+    folder: str,
+) -> None:
+    request = Request(kernels, launch_skip, launch_count, blocks=blocks, warps=warps, note=note)
+    asked = from_text(to_text(request, folder, host="h", command=["a b", "c&d"]))
+    assert asked is not None
+    assert (asked.request, asked.folder, asked.host, asked.command) == (request, folder, "h", ["a b", "c&d"])
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "version=2&folder=x", "version=1&folder=x&warp_mask=x"])
+def test_a_text_of_others_asks_for_nothing(text: str) -> None:
+    assert from_text(text) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernels": "("}, "no regular expression"),
+        ({"kernels": r"\d+"}, r"\[0-9\]"),
+        ({"kernels": "a.*?b"}, "POSIX"),
+        ({"launch_count": 0}, "at least 1"),
+        ({"capacity_bytes": 1000}, "1 MiB"),
+        ({"warps": (32,)}, "0 to 31"),
+        ({"blocks": 3}, "expected numbers"),
+        ({"timeout_s": 0}, "above 0"),
+        ({"nothing": 1}, "unknown option"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Request.of(options)
+
+
+def test_the_command_line_and_python_have_the_same_words() -> None:
+    command = main.get_command(click.Context(main), "record")
+    assert command is not None
+    options = {parameter.name for parameter in command.params if isinstance(parameter, click.Option)}
+    assert options - {"output", "force", "module", "help"} == {field.name for field in fields(Request)}
+    defaults = {p.name: p.default for p in command.params if isinstance(p, click.Option)}
+    for name in ("launch_skip", "launch_count", "rounds", "every_block"):
+        assert defaults[name] == getattr(Request(), name), name
+
+
+def test_words_that_a_recording_of_one_kernel_has_too_mean_the_same() -> None:
+    both = {field.name: field for field in fields(Request)}.keys() & {field.name for field in fields(RecordOptions)}
+    assert both == {
+        "rounds",
+        "capacity_bytes",
+        "every_block",
+        "blocks",
+        "warps",
+        "timeout_s",
+        "note",
+        "host",
+        "command",
+    }
+    assert {n: getattr(Request(), n) for n in both} == {n: getattr(RecordOptions(), n) for n in both}
+    assert Request(warps=(0, 2)).warp_mask == RecordOptions(warps=(0, 2)).warp_mask == 5
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, None),
+        ({"RANK": "3"}, 3),
+        ({"SLURM_PROCID": "7", "RANK": "x"}, 7),
+        ({"PMI_RANK": "2", "SLURM_PROCID": "1"}, 2),
+    ],
+)
+def test_a_rank_is_that_of_torchrun_mpi_or_slurm(environment: dict[str, str], rank: int | None) -> None:
+    assert rank_of(environment) == rank

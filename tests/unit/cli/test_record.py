@@ -1,0 +1,63 @@
+"""`record` and `include`: what is refused before anything runs, and what is said where nothing was recorded. No GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from warplens.cli import main
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def warplens(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "warplens", *arguments]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--capacity", "lots", "true"], "256MiB"),
+        (["--capacity", "1KiB", "true"], "1 MiB to 16 GiB"),
+        (["-k", "(", "true"], "no regular expression"),
+        (["--blocks", "3-1", "true"], "numbers and ranges"),
+        ([], "nothing to run"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_runs(arguments: list[str], says: str) -> None:
+    done = run("record", *arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
+def test_a_file_that_is_there_is_not_written_over_unasked(tmp_path: Path) -> None:
+    (tmp_path / "run.wlens").write_text("mine", encoding="utf-8")
+    done = warplens(tmp_path, "record", "-o", "run.wlens", "--", "sh", "-c", "echo ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (tmp_path / "run.wlens").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(("script", "code"), [("echo -k; exit 3", 3), ("true", 5)])
+def test_a_program_without_marks_runs_as_ever_and_leaves_nothing(script: str, code: int, tmp_path: Path) -> None:
+    done = warplens(tmp_path, "record", "sh", "-c", script)
+    assert done.returncode == code
+    assert "no launch was seen" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_behind_the_program_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(sys.argv[1:])", encoding="utf-8")
+    done = warplens(tmp_path, "record", "-k", "x", "program.py", "-k", "--launch-skip", "y")
+    assert done.stdout == "['-k', '--launch-skip', 'y']\n"
+
+
+def test_the_folders_of_headers_and_of_cmake_are_there() -> None:
+    assert (Path(run("include").stdout.strip()) / "warplens" / "host.hpp").is_file()
+    assert (Path(run("include", "--cmake").stdout.strip()) / "warplensConfig.cmake").is_file()

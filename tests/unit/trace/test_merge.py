@@ -1,0 +1,58 @@
+"""Several traces as one: nothing is lost, sites and launches are found again, times keep their distances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tests.synthesis import fake_recording
+from warplens.errors import UsageError
+from warplens.trace import Trace
+from warplens.trace import open as open_trace
+from warplens.trace.merge import merge
+
+
+def recorded(launches: int, *, seed: int, phases: int = 4) -> Trace:
+    return Trace.from_recording(fake_recording(blocks=6, warps=2, phases=phases, launches=launches, seed=seed))
+
+
+def test_launches_of_all_traces_stand_side_by_side(tmp_path: Path) -> None:
+    first, second = recorded(2, seed=1), recorded(3, seed=2)
+    merge([first, second]).save(tmp_path / "both.wlens")
+    both = open_trace(tmp_path / "both.wlens")
+    assert both.launches["launch"].to_list() == [0, 1, 2, 3, 4]
+    for name in ("blocks", "spans"):
+        for trace, low, high in ((first, 0, 2), (second, 2, 5)):
+            own = getattr(both, name).filter(pl.col("launch").is_between(low, high - 1))
+            alone = getattr(trace, name)
+            assert own.drop("launch", "start_ns", *(["end_ns"] if name == "blocks" else [])).equals(
+                alone.drop("launch", "start_ns", *(["end_ns"] if name == "blocks" else []))
+            )
+            moved = (own["start_ns"] + both.origin_ns) - (alone["start_ns"] + trace.origin_ns)
+            assert moved.unique().to_list() == [0]
+    assert both.sites.height == 4
+    assert [entry["first"] for entry in both.manifest["merged"]] == [0, 2]
+
+
+def test_sets_of_sites_that_only_one_trace_has_keep_their_rows() -> None:
+    first, second = recorded(1, seed=1), recorded(1, seed=2)
+    (own,) = second.manifest["site_sets"]
+    own["name"] = "other"
+    second.manifest["kernels"][0]["site_set"] = "other"
+    both = merge([first, second])
+    named = both.spans.join(both.sites, on="site").group_by("launch", "site_set").len().sort("launch")
+    assert named["site_set"].to_list() == ["rmsnorm", "other"]
+
+
+def test_two_different_sets_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="two different sets of sites"):
+        merge([recorded(1, seed=1), recorded(1, seed=2, phases=5)])
+    with pytest.raises(UsageError, match="nothing to merge"):
+        merge([])
+
+
+def test_a_merged_trace_says_that_nothing_aligned_its_clocks() -> None:
+    both = merge([recorded(1, seed=1), recorded(1, seed=2)])
+    assert both.problems.filter(pl.col("kind") == "clocks_not_aligned").height == 1
