@@ -34,8 +34,13 @@ def bars(figure: Figure) -> list[PolyCollection]:
     return [c for axes in figure.axes for c in axes.collections if isinstance(c, PolyCollection)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("kind", "suffix", "begin"),
+    [
+        *((kind, *form) for kind in KINDS for form in ((".png", b"\x89PNG"), (".svg", b"<?xml"))),
+        ("sm", ".pdf", b"%PDF"),
+    ],
+)
 def test_a_picture_has_the_format_of_its_suffix_and_is_the_same_each_time(
     tmp_path: Path, kind: str, suffix: str, begin: bytes
 ) -> None:
