@@ -187,6 +187,7 @@ CONTROL_LIST_BLOCKS: Final = 24  # u64, bits that there are
 CONTROL_BLOCKS_ENDED: Final = 32  # u64, over all launches; counted while there is a window
 CONTROL_WINDOW_FIRST: Final = 40  # u64, launch
 CONTROL_WINDOW_LAUNCHES: Final = 48  # u64
+CONTROL_SLAB: Final = 56  # u32, chunks that a warp of instrumented PTX takes at once; 0 stands for 1
 CONTROL_FRESH: Final = 128  # from here on it begins anew with each recording
 CONTROL_LOST_EVENTS: Final = 128  # u64
 CONTROL_LOST_CHUNKS: Final = 136  # u64
