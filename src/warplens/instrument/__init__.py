@@ -16,8 +16,8 @@ from warplens.errors import PtxError
 from warplens.instrument.flow import Flow
 from warplens.instrument.insert import Inserter, Piece
 from warplens.instrument.read import STATEMENT, Function, Module, read, splice
-from warplens.instrument.recorder import Recorder
-from warplens.instrument.sites import Planner, Selection
+from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
+from warplens.instrument.sites import Plan, Planner, Selection
 
 __all__ = ["Instrumented", "Kernel", "Selection", "instrument"]
 
@@ -131,9 +131,17 @@ class _Entry:
             digest,
             flow.one_dimensional(),
             self._shared() if any(mark.settles for mark in plan.marks) else "0",
+            self._straight(plan),
             _space(flow.module),
         )
         return Inserter(flow, plan, recorder).insert()
+
+    def _straight(self, plan: Plan) -> int:
+        """The number of marks when each is passed once and their records fit one chunk; else 0."""
+        if not 0 < len(plan.marks) <= MOST_STRAIGHT or any(mark.guard for mark in plan.marks):
+            return 0
+        blocks = [0, *(self._flow.block_of[mark.index] for mark in plan.marks)]
+        return len(plan.marks) if self._flow.passed_once(blocks) else 0
 
     def _shared(self) -> str:
         """An address of shared memory that can be read: see `settle` in device.cuh."""

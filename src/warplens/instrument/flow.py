@@ -261,11 +261,29 @@ class Flow:
         return _immediate(before, after, end)
 
     @cached_property
+    def in_part(self) -> frozenset[int]:
+        """Blocks that some lanes of a warp may not come to: `apart`, and those whose other lanes go to the end."""
+        from warplens.instrument.lanes import Lanes
+
+        return Lanes(self, to_the_end=True).apart
+
+    @cached_property
     def apart(self) -> frozenset[int]:
         """Blocks that only some lanes of a warp can come to, while the others wait where they meet again."""
         from warplens.instrument.lanes import Lanes
 
         return Lanes(self).apart
+
+    def passed_once(self, blocks: Sequence[int]) -> bool:
+        """Whether each warp that comes to the function's end has passed each of these blocks once, in this order."""
+        looped = {block for loop in self.loops for block in loop.blocks}
+        ends = [b for b in self.reached if not self.blocks[b].after]
+        chain = [*dict.fromkeys(blocks)]
+        return (
+            looped.isdisjoint(chain)
+            and all(self.dominates(one, then) for one, then in zip(chain, chain[1:], strict=False))
+            and all(self.dominates(block, end) for block in chain for end in ends)
+        )
 
     def one_dimensional(self) -> bool:
         """Whether the header says that a block's threads differ in x alone."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from warplens import layout
 from warplens.errors import PtxError
-from warplens.instrument.flow import Flow, Instruction
+from warplens.instrument.flow import Block, Flow, Instruction
 from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT
 from warplens.instrument.recorder import MOST_MARKS, Recorder
 from warplens.instrument.sites import Mark, Plan
@@ -50,7 +50,7 @@ class Inserter:
             self._run(run)
         for number, own in enumerate(self._flow.code):
             if own.name in _LEAVES and self._flow.block_of[number] in self._flow.reached:
-                self._leave(own)
+                self._leave(number, own)
         self._finish()
         return self.pieces
 
@@ -76,13 +76,13 @@ class Inserter:
         opened = min(first, last, block.stop)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
         ask = loads[-1] + 1 if loads else opened
-        if opened >= len(flow.code):
-            raise PtxError(f"{flow.function.name} does not end in a ret, an exit or a branch")
-        return self._in_front_of(min(ask, opened)), self._in_front_of(opened)
+        return self._in_block(block, min(ask, opened)), self._in_block(block, opened)
 
-    def _in_front_of(self, index: int) -> int:
-        """The place in the text in front of an instruction that no label of its own block may stand between."""
-        return self._scopes.outside(self._flow.code[index].statement, behind=False)
+    def _in_block(self, block: Block, index: int) -> int:
+        """The place in the text in front of an instruction of the block, or behind its last."""
+        if index < block.stop:
+            return self._scopes.outside(self._flow.code[index].statement, behind=False)
+        return self._scopes.outside(self._flow.code[index - 1].statement, behind=True)
 
     def _runs(self) -> Iterator[list[Mark]]:
         """Marks that ask for space together: in one block, with no guard."""
@@ -105,13 +105,17 @@ class Inserter:
 
     def _run(self, run: list[Mark]) -> None:
         recorder = self._recorder
+        if recorder.straight:
+            self._run_straight(run)
+            return
         for slot, mark in enumerate(run):
             text = recorder.any_lane(mark.guard, mark.negated) if mark.guard else []
             text += recorder.settle() if mark.settles else []
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             guard = "%wl_p5" if mark.guard else ""
             if slot == 0:
-                text += recorder.check(self._next(), len(run))
+                together = self._flow.block_of[mark.index] not in self._flow.in_part
+                text += recorder.check(self._next(), len(run), together)
                 text += recorder.store("%wl_now", code, slot, guard)
             else:
                 text += [*recorder.clock(), *recorder.store("%wl_r1", code, slot, guard)]
@@ -119,15 +123,24 @@ class Inserter:
                 text += recorder.advance(len(run), guard)
             self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text)
 
+    def _run_straight(self, run: list[Mark]) -> None:
+        recorder = self._recorder
+        for mark in run:
+            code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
+            text = recorder.settle() if mark.settles else []
+            text += [*recorder.clock(), *recorder.store("%wl_r1", code, self._plan.marks.index(mark) + 1)]
+            self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text)
+
     def _next(self) -> int:
         self._number += 1
         self._rare += self._recorder.next(self._number)
         return self._number
 
-    def _leave(self, own: Instruction) -> None:
+    def _leave(self, number: int, own: Instruction) -> None:
         """The warp's end in front of a ret or exit; round both goes who does not take it."""
         start = self._statements[own.statement].start
-        text = self._recorder.end(self._next())
+        together = self._flow.block_of[number] not in self._flow.in_part and not own.predicate
+        text = self._recorder.end(self._next(), together)
         if own.predicate:
             skip = f"$wl_stay_{self._number}"
             sign = "" if own.negated else "!"
@@ -143,7 +156,7 @@ class Inserter:
         if self._scopes.depth(last.statement):
             end = self._statements[self._flow.function.last].start
         if last.name not in _JUMPS or last.predicate:  # falls off the end, which is a ret
-            self._add(end, [*self._recorder.end(self._next()), "ret;"])
+            self._add(end, [*self._recorder.end(self._next(), False), "ret;"])
         self._add(end, self._rare)
 
     def _add(self, at: int, lines: list[str]) -> None:

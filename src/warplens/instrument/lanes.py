@@ -21,10 +21,13 @@ _NUMBER: Final = re.compile(r"(?:0[xX][0-9a-fA-F]+|\d+)U?\Z")
 
 
 class Lanes:
-    """`apart`: the blocks that only some lanes of a warp can come to, while others wait where they meet again."""
+    """`apart`: the blocks that only some lanes of a warp can come to, while others wait where they meet again.
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
+    `to_the_end`: also those whose other lanes meet them only at the function's end.
+    """
+
+    def __init__(self, flow: Flow, *, to_the_end: bool = False) -> None:
+        self._flow, self._to_the_end = flow, to_the_end
         self._threads = self._thread_numbers() if flow.one_dimensional() else set()
         self._users: dict[str, list[int]] = {}
         self._sources = []
@@ -115,7 +118,7 @@ class Lanes:
 
         flow = self._flow
         join = flow.joins[branch]
-        if join in (-1, len(flow.blocks)) or self._only_ends(join):
+        if not self._to_the_end and (join in (-1, len(flow.blocks)) or self._only_ends(join)):
             return set()
         return reach(flow, flow.blocks[branch].after, join)
 

@@ -1,15 +1,19 @@
 """The recorder as PTX text: what a warp does at its begin, at each mark, where a chunk is full, and at its end.
 
 In: the number of bits of a code, facts of the kernel. Out: lines of PTX. It writes what the policy `stream` of the
-headers writes (layout.py), by lane 0 of each warp, and asks for memory once a warp: a slab of chunks. No call, no loop,
-no atomic behind the kernel's begin, and no branch but one that tells that a chunk is full: what is rare stands behind
-the kernel's last instruction and is predicated throughout, so that lanes that have parted can do it too
-(docs/adr/0012-instrumenting-ptx.md).
+headers writes (layout.py), by lane 0 of each warp, and asks for memory once a slab of chunks. No call and no loop, and
+no branch but one that tells that a chunk is full: what is rare stands behind the kernel's last instruction and is
+predicated throughout, so that lanes that have parted can do it too (docs/adr/0012-instrumenting-ptx.md).
 
 State, in every lane: `%wl_lo`, `%wl_hi`: where the last record went, so that the next goes 4 bytes behind; the high half
 is 0 in lanes that write nothing, and the low seven bits are the same in all. `%wl_ep`: the epoch of the chunk's begin.
-`%wl_left`: chunks left of the slab, -1 in a lane that would write and has no space. `%wl_gt`: globaltimer at the
-begin, and in a lane without space the events that it had none for.
+`%wl_left`: the warp's number, and above its six bits the chunks left of the slab, all ones in a lane that would write
+and has no space. `%wl_seq`: sequence of the chunk's first record. `%wl_gt`: globaltimer at the begin, and in a lane
+without space the events that it had none for. A kernel whose marks are each passed once (`straight`) has its records'
+places in the text, and of this state the first three and the last: bit 31 of `%wl_lo` tells that there is no space.
+
+%tid is read at the begin alone: read again in a loop, it makes ptxas take what Triton derives from it out of uniform
+registers, and then each wgmma waits for two of them (seen in the machine code of a matmul, ptxas 12.9).
 """
 
 from __future__ import annotations
@@ -20,49 +24,59 @@ from typing import Final
 from warplens import layout
 from warplens.layout import ChunkFlag, Control
 
-PREFIX: Final = "wl_"
 _FULL: Final = layout.CHUNK_BYTES - 4
 """Low bits of the place when the chunk is full."""
 _EMPTY: Final = 4 * layout.HEADER_WORDS - 4
 _LAST_BESIDE_BLOCK_RECORD: Final = 4 * layout.BLOCK_RECORD_WORD - 8
 MOST_MARKS: Final = 16
 """Marks behind one question for space."""
+MOST_STRAIGHT: Final = layout.BLOCK_RECORD_SLOTS - 2
+"""Marks of a kernel whose records fit one chunk, beside those of its begin and end and the block record."""
 _CURSORS: Final = (layout.CURSOR_COUNT - 1) * layout.CURSOR_STRIDE
 _STRIDE: Final = layout.CURSOR_COUNT * layout.CHUNK_BYTES
 _SLAB_SHIFT: Final = layout.CURSOR_COUNT.bit_length() - 1
 _RECIPROCAL: Final = -(-(1 << 35) // layout.RECORD_SLOTS)
-_RECIPROCAL_SHIFT: Final = (
-    3  # n / 26 is the high half of n times this, without its low bits (Granlund and Montgomery, 1994)
-)
+_RECIPROCAL_SHIFT: Final = 3  # n / 26 is the high half of n times this, without its low bits
 _END: Final = int(Control.END) << layout.CODE_VERB_SHIFT
+_WARPS: Final = (1 << layout.META_WARP_BITS) - 1
+_NO_SPACE: Final = 0xFFFFFFFF & ~_WARPS
+_LOST: Final = 1 << 31
+_HASH: Final = 0x9E3779B9  # as cursor_offset of arena.cuh
 
 
-def _meta(flags: int) -> int:
-    return flags << layout.META_FLAGS_SHIFT | layout.META_MARKER << layout.META_MARKER_SHIFT
+def _meta(flags: int, count: int = 0) -> int:
+    marker = layout.META_MARKER << layout.META_MARKER_SHIFT
+    return flags << layout.META_FLAGS_SHIFT | marker | count << layout.META_COUNT_SHIFT
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """The recorder of one kernel. `sites_hash`: of its site set; `flat`: its blocks differ in x alone; `shared`: the
-    address of shared memory that a barrier's end is seen by, a symbol or a number; `space` of the descriptor."""
+    """The recorder of one kernel.
+
+    `sites_hash`: of its site set. `flat`: its blocks differ in x alone. `shared`: the address of shared memory that a
+    barrier's end is seen by, a symbol or a number. `straight`: its marks, when each is passed once; 0 for others.
+    `space`: of the descriptor.
+    """
 
     code_bits: int
     sites_hash: int
     flat: bool
     shared: str
+    straight: int = 0
     space: str = "const"
 
     def declarations(self) -> list[str]:
         """Registers, for the begin of the function's body."""
         return [
-            ".reg .b32 %wl_lo, %wl_hi, %wl_ep, %wl_left, %wl_gt, %wl_e, %wl_d, %wl_slab, %wl_index;",
+            ".reg .b32 %wl_lo, %wl_hi, %wl_ep, %wl_left, %wl_seq, %wl_gt, %wl_e, %wl_d, %wl_slab, %wl_index;",
             ".reg .b32 %wl_c<4>, %wl_r<16>;",
-            ".reg .b64 %wl_begin, %wl_now, %wl_control, %wl_ad, %wl_q<4>;",
+            ".reg .b64 %wl_begin, %wl_now, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
             ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
         ]
 
     def begin(self) -> list[str]:
         """The kernel's first instructions: its begin's clock, and what is to be recorded is asked for."""
+        slab = f"@%wl_p0 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];"
         return [
             "mov.u64 %wl_begin, %clock64;",
             "mov.u32 %wl_gt, %globaltimer_lo;",
@@ -70,90 +84,102 @@ class Recorder:
             "setp.ne.u64 %wl_p0, %wl_control, 0;",
             *(f"mov.u32 {register}, 0;" for register in ("%wl_c0", "%wl_c1", "%wl_c2", "%wl_c3", "%wl_slab")),
             f"@%wl_p0 ld.global.v4.u32 {{%wl_c0, %wl_c1, %wl_c2, %wl_c3}}, [%wl_control+{layout.CONTROL_CHOICE}];",
-            f"@%wl_p0 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
+            *([] if self.straight else [slab]),
         ]
 
     def ask(self) -> list[str]:
         """Whether this warp is recorded (layout.choice says how that is told), and then a slab for it."""
         return [
             *self._thread("%wl_r0"),
-            *self._block("%wl_r1"),
+            *_block("%wl_r1"),
             "mul.lo.u32 %wl_r2, %wl_r1, %wl_c1;",
             "shf.r.wrap.b32 %wl_r2, %wl_r2, %wl_r2, %wl_c3;",
             "setp.le.u32 %wl_p0, %wl_r2, %wl_c2;",
-            "shr.u32 %wl_r3, %wl_r0, 5;",
-            "shr.u32 %wl_r3, %wl_c0, %wl_r3;",
+            "shr.u32 %wl_left, %wl_r0, 5;",
+            "shr.u32 %wl_r3, %wl_c0, %wl_left;",
             "and.b32 %wl_r3, %wl_r3, 1;",
             "setp.ne.and.u32 %wl_p0, %wl_r3, 0, %wl_p0;",
             "and.b32 %wl_r4, %wl_r0, 31;",
             "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
-            "max.u32 %wl_slab, %wl_slab, 1;",
-            f"shl.b32 %wl_r5, %wl_slab, {_SLAB_SHIFT};",
-            f"mad.lo.u32 %wl_r6, %wl_r1, {33 * layout.CURSOR_STRIDE}, %wl_r0;",
-            f"and.b32 %wl_r6, %wl_r6, {_CURSORS};",
-            "cvt.u64.u32 %wl_q0, %wl_r6;",
-            f"add.u64 %wl_q0, %wl_q0, {layout.CONTROL_CURSORS};",
-            "add.u64 %wl_q0, %wl_q0, %wl_control;",
+            "mov.u32 %wl_seq, 0;",
+            *self._cursor(),
+            *self._slab(),
             "mov.u32 %wl_index, 0xffffffff;",
-            "mov.u32 %wl_left, 0;",
-            "@%wl_w mov.u32 %wl_left, -1;",
-            "@%wl_w atom.global.add.u32 %wl_index, [%wl_q0], %wl_r5;",
+            f"@%wl_w or.b32 %wl_left, %wl_left, {_NO_SPACE};",
+            "@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
         ]
 
     def open(self, code: int) -> list[str]:
         """The first chunk, and in it the record of the kernel's begin."""
+        lost = [f"@%wl_p2 or.b32 %wl_lo, %wl_lo, {_LOST};"] if self.straight else []
         return [
-            "setp.ne.u32 %wl_w, %wl_left, 0;",
+            f"setp.ge.u32 %wl_w, %wl_left, {_NO_SPACE};",
             *self._take("%wl_w"),
-            # A cursor that ran over is set back, or it would wrap to 0 after 2^32 requests.
-            *self._cursor("%wl_q0", "%wl_r1"),
-            "add.u32 %wl_r1, %wl_r1, %wl_r0;",
-            "@%wl_p2 red.global.min.u32 [%wl_q0], %wl_r1;",
-            "mov.u32 %wl_r3, 0;",
-            *self._header("%wl_p1", "%wl_ad", "%wl_begin", "%wl_r3"),
+            *self._header("%wl_p1", "%wl_ad", "%wl_begin"),
             "mov.b64 {%wl_lo, %wl_hi}, %wl_ad;",
             "selp.b32 %wl_lo, %wl_lo, 0, %wl_p1;",
             "selp.b32 %wl_hi, %wl_hi, 0, %wl_p1;",
             f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
+            *lost,
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.store("%wl_begin", code, 0),
-            *self.advance(1),
+            *([] if self.straight else self.advance(1)),
         ]
 
+    def _slab(self) -> list[str]:
+        """`%wl_slab`: what a cursor goes up by for one slab."""
+        if self.straight:
+            return [f"mov.u32 %wl_slab, {layout.CURSOR_COUNT};"]
+        return ["max.u32 %wl_slab, %wl_slab, 1;", f"shl.b32 %wl_slab, %wl_slab, {_SLAB_SHIFT};"]
+
     def _take(self, wants: str) -> list[str]:
-        """What the cursor answered, in the lanes that asked: `%wl_p1`, and the chunk at `%wl_ad`, or that there is none."""
+        """What the cursor answered, where `wants`: `%wl_p1` and the chunk at `%wl_ad`, or `%wl_p2`, there is none.
+
+        What was asked for in vain is given back, or the cursor would wrap to 0 after 2^32 / 1024 chunks.
+        """
         symbol = layout.DESCRIPTOR_SYMBOL
+        left = [
+            "sub.u32 %wl_r2, %wl_r0, %wl_index;",
+            f"add.u32 %wl_r2, %wl_r2, {layout.CURSOR_COUNT - 1};",
+            "min.u32 %wl_r2, %wl_r2, %wl_slab;",
+            f"shr.u32 %wl_r2, %wl_r2, {_SLAB_SHIFT};",
+            "sub.u32 %wl_r2, %wl_r2, 1;",
+            f"shl.b32 %wl_r2, %wl_r2, {layout.META_WARP_BITS};",
+            f"and.b32 %wl_r3, %wl_left, {_WARPS};",
+            "or.b32 %wl_r2, %wl_r2, %wl_r3;",
+            "selp.b32 %wl_left, %wl_r2, %wl_left, %wl_p1;",
+        ]
         return [
             f"ld.{self.space}.u64 %wl_q1, [{symbol}+8];",
             f"ld.{self.space}.u32 %wl_r0, [{symbol}+16];",
             f"setp.lt.and.u32 %wl_p1, %wl_index, %wl_r0, {wants};",
-            "not.pred %wl_p2, %wl_p1;",
-            f"and.pred %wl_p2, %wl_p2, {wants};",
+            f"setp.ge.and.u32 %wl_p2, %wl_index, %wl_r0, {wants};",
+            "neg.s32 %wl_r5, %wl_slab;",
+            "@%wl_p2 red.global.add.u32 [%wl_cursor], %wl_r5;",
             "@%wl_p2 mov.u32 %wl_gt, 0;",
-            "sub.u32 %wl_r2, %wl_r0, %wl_index;",
-            f"add.u32 %wl_r2, %wl_r2, {layout.CURSOR_COUNT - 1};",
-            f"shr.u32 %wl_r2, %wl_r2, {_SLAB_SHIFT};",
-            "min.u32 %wl_r2, %wl_r2, %wl_slab;",
-            "sub.u32 %wl_r2, %wl_r2, 1;",
-            "selp.b32 %wl_left, %wl_r2, %wl_left, %wl_p1;",
+            *([] if self.straight else left),
             f"mad.wide.u32 %wl_ad, %wl_index, {layout.CHUNK_BYTES}, %wl_q1;",
         ]
 
-    def check(self, number: int, marks: int) -> list[str]:
-        """The clock of a mark, and the question whether it and those behind it, `marks` in all, find space."""
-        return [
-            "mov.u64 %wl_now, %clock64;",
-            *self._is_full(str(_FULL - 4 * marks), number),
-        ]
+    def check(self, number: int, marks: int, together: bool) -> list[str]:
+        """The clock of a mark, and the question whether it and those behind it, `marks` in all, find space.
 
-    def _is_full(self, limit: str, number: int) -> list[str]:
+        `together`: all lanes of the warp that have not left come here, and then the question is put for all of them.
+        """
+        if self.straight:
+            return []
+        return ["mov.u64 %wl_now, %clock64;", *self._is_full(str(_FULL - 4 * marks), number, together)]
+
+    def _is_full(self, limit: str, number: int, together: bool) -> list[str]:
+        vote = ["vote.sync.any.pred %wl_full, %wl_full, 0xffffffff;"] if together else []
         return [
             f"and.b32 %wl_r0, %wl_lo, {layout.CHUNK_BYTES - 1};",
             f"setp.gt.u32 %wl_full, %wl_r0, {limit};",
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
             "setp.gt.or.u32 %wl_full, %wl_d, 1, %wl_full;",
-            f"@%wl_full bra.uni $wl_next_{number};",
+            *vote,
+            f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};",
             f"$wl_back_{number}:",
         ]
 
@@ -201,18 +227,14 @@ class Recorder:
         ]
 
     def next(self, number: int) -> list[str]:
-        """The chunk behind a full one, or behind one that reaches too far back; where there is none events are counted."""
+        """The chunk behind a full one, or behind one that reaches too far back; without space events are counted."""
+        if self.straight:
+            return []
         return [
             f"$wl_next_{number}:",
-            f"and.b32 %wl_r4, %wl_lo, {layout.CHUNK_BYTES - 1};",
-            "sub.u32 %wl_r5, %wl_lo, %wl_r4;",
-            f"sub.u32 %wl_r4, %wl_r4, {_EMPTY};",
-            "shr.u32 %wl_r4, %wl_r4, 2;",
-            "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
+            *self._held(),
             "setp.ne.u32 %wl_p0, %wl_hi, 0;",
-            "mov.u32 %wl_r6, 0;",
-            f"@%wl_p0 ld.global.u32 %wl_r6, [%wl_q0+{4 * layout.WORD_SEQUENCE}];",
-            "add.u32 %wl_r6, %wl_r6, %wl_r4;",
+            "add.u32 %wl_seq, %wl_seq, %wl_r4;",
             # Longer than records tell lay between this chunk's begin and the mark: it says no more that they do.
             "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_p0;",
             *self._meta("%wl_r7", 0),
@@ -220,16 +242,17 @@ class Recorder:
             "or.b32 %wl_r7, %wl_r7, %wl_r8;",
             f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r7;",
             f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
-            "setp.eq.s32 %wl_p2, %wl_left, -1;",
+            f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
-            "setp.gt.and.s32 %wl_p3, %wl_left, 0, %wl_p0;",
-            "setp.eq.and.s32 %wl_p5, %wl_left, 0, %wl_p0;",
-            "@%wl_p0 sub.u32 %wl_left, %wl_left, 1;",
+            f"setp.gt.and.u32 %wl_p3, %wl_left, {_WARPS}, %wl_p0;",
+            f"setp.le.and.u32 %wl_p5, %wl_left, {_WARPS}, %wl_p0;",
+            f"@%wl_p3 sub.u32 %wl_left, %wl_left, {_WARPS + 1};",
+            f"@%wl_p5 or.b32 %wl_left, %wl_left, {_NO_SPACE};",
             f"add.u64 %wl_q2, %wl_q0, {_STRIDE};",
             *self._again(),
             "selp.b64 %wl_q2, %wl_ad, %wl_q2, %wl_p1;",
             "or.pred %wl_p3, %wl_p3, %wl_p1;",
-            *self._header("%wl_p3", "%wl_q2", "%wl_now", "%wl_r6"),
+            *self._header("%wl_p3", "%wl_q2", "%wl_now"),
             "mov.b64 {%wl_lo, %wl_hi}, %wl_q2;",
             "selp.b32 %wl_lo, %wl_lo, 0, %wl_p3;",
             "selp.b32 %wl_hi, %wl_hi, 0, %wl_p3;",
@@ -238,94 +261,148 @@ class Recorder:
             f"bra.uni $wl_back_{number};",
         ]
 
+    def _held(self) -> list[str]:
+        """`%wl_r4`: records in the chunk; `%wl_q0`: the chunk."""
+        return [
+            f"and.b32 %wl_r4, %wl_lo, {layout.CHUNK_BYTES - 1};",
+            "sub.u32 %wl_r5, %wl_lo, %wl_r4;",
+            f"sub.u32 %wl_r4, %wl_r4, {_EMPTY};",
+            "shr.u32 %wl_r4, %wl_r4, 2;",
+            "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
+        ]
+
     def _again(self) -> list[str]:
         """Another slab, where %wl_p5."""
         return [
             f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
             f"@%wl_p5 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
-            "max.u32 %wl_slab, %wl_slab, 1;",
-            *self._cursor("%wl_q0", "%wl_r1"),
-            f"shl.b32 %wl_r5, %wl_slab, {_SLAB_SHIFT};",
-            "@%wl_p5 atom.global.add.u32 %wl_index, [%wl_q0], %wl_r5;",
+            *self._slab(),
+            *self._cursor(),
+            "@%wl_p5 atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
             *self._take("%wl_p5"),
         ]
 
-    def end(self, number: int) -> list[str]:
+    def end(self, number: int, together: bool) -> list[str]:
         """The warp's end, and in a block's first warp the block record."""
-        at = 4 * layout.BLOCK_RECORD_WORD
+        if self.straight:
+            return self._end_straight()
         return [
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_q2, %globaltimer;",
-            *self._thread("%wl_r9"),
-            "setp.lt.u32 %wl_p5, %wl_r9, 32;",
+            f"and.b32 %wl_r9, %wl_left, {_WARPS};",
+            "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {_FULL - 4}, %wl_p5;",
-            *self._is_full("%wl_r9", number),
+            *self._is_full("%wl_r9", number, together),
             *self.store("%wl_now", _END, 0),
-            f"and.b32 %wl_r4, %wl_lo, {layout.CHUNK_BYTES - 1};",
-            "sub.u32 %wl_r5, %wl_lo, %wl_r4;",
-            f"sub.u32 %wl_r4, %wl_r4, {_EMPTY};",
-            "shr.u32 %wl_r4, %wl_r4, 2;",
-            *self._lose("%wl_r4"),
+            *self._held(),
+            f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
+            "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
+            f"add.u32 %wl_r6, %wl_gt, {layout.RECORD_SLOTS - 1};",
+            f"mul.hi.u32 %wl_r6, %wl_r6, {_RECIPROCAL};",
+            f"shr.u32 %wl_r6, %wl_r6, {_RECIPROCAL_SHIFT};",
+            *self._lose("%wl_gt", "%wl_r6"),
+            f"and.b32 %wl_r9, %wl_left, {_WARPS};",
+            "setp.eq.u32 %wl_p5, %wl_r9, 0;",
+            *self._meta("%wl_r9", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
+            *self._block_record("%wl_q2", "%wl_r9"),
+        ]
+
+    def _end_straight(self) -> list[str]:
+        """Reaches the chunk too far back, its end is that of a chunk that does not say that its records tell."""
+        records = self.straight + 1
+        plain, with_record = int(ChunkFlag.STREAM), int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)
+        far = int(ChunkFlag.LAST), int(ChunkFlag.LAST | ChunkFlag.BLOCK_RECORD)
+        return [
+            "mov.u64 %wl_now, %clock64;",
+            "mov.u64 %wl_q2, %globaltimer;",
+            *self.store("%wl_now", _END, records),
+            *self._epoch("%wl_now", "%wl_e"),
+            "sub.u32 %wl_d, %wl_e, %wl_ep;",
+            f"setp.ge.u32 %wl_p2, %wl_lo, {_LOST};",
+            "setp.eq.and.u32 %wl_p2, %wl_hi, 0, %wl_p2;",
+            f"mov.u32 %wl_r4, {records};",
+            "mov.u32 %wl_r6, 1;",
+            *self._lose("%wl_r4", "%wl_r6"),
+            f"add.u32 %wl_r5, %wl_lo, {-_EMPTY};",
             "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
+            *self._thread("%wl_r3"),
+            "setp.lt.u32 %wl_p5, %wl_r3, 32;",
+            # A second or more, and the low half of globaltimer at the begin may be that of another turn.
+            f"setp.lt.and.u32 %wl_p5, %wl_d, {1 << self.code_bits}, %wl_p5;",
+            "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_w;",
+            "shr.u32 %wl_left, %wl_r3, 5;",
+            f"selp.b32 %wl_r7, {_meta(far[1], records)}, {_meta(far[0], records)}, %wl_p5;",
+            f"selp.b32 %wl_r8, {_meta(with_record)}, {_meta(plain)}, %wl_p5;",
+            "selp.b32 %wl_r7, %wl_r7, %wl_r8, %wl_p1;",
+            *self._meta("%wl_r9", 0, "%wl_r7"),
+            f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r9;",
+            f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
+            *self._block_record("%wl_q2", "%wl_r9"),
+        ]
+
+    def _block_record(self, globaltimer: str, meta: str) -> list[str]:
+        """Where %wl_p5, the block's first warp, and a chunk at %wl_q0."""
+        at = 4 * layout.BLOCK_RECORD_WORD
+        return [
             "setp.ne.and.u32 %wl_p0, %wl_hi, 0, %wl_p5;",
-            "mov.b64 {%wl_r6, %wl_r7}, %wl_q2;",
+            f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
             "mov.u32 %wl_r8, %smid;",
             f"@%wl_p0 st.global.cs.v4.u32 [%wl_q0+{at}], {{%wl_gt, %wl_r6, %wl_r7, %wl_r8}};",
-            "mov.u64 %wl_q2, %gridid;",
-            "mov.b64 {%wl_r6, %wl_r7}, %wl_q2;",
+            f"mov.u64 {globaltimer}, %gridid;",
+            f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
             f"mov.u32 %wl_r6, {self.sites_hash};",
             "mov.u32 %wl_r8, 0;",
             f"@%wl_p0 st.global.cs.v4.u32 [%wl_q0+{at + 16}], {{%wl_r6, %wl_r7, %wl_r8, %wl_r8}};",
-            *self._meta("%wl_r6", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
-            f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r6;",
+            f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], {meta};",
         ]
 
-    def _lose(self, events: str) -> list[str]:
-        """Counts the events that had no space, in the lane that would have written them; `events`: the last of them."""
+    def _lose(self, events: str, chunks: str) -> list[str]:
+        """Counts what had no space, where %wl_p2."""
         return [
-            "setp.eq.s32 %wl_p2, %wl_left, -1;",
-            f"add.u32 {events}, {events}, %wl_gt;",
-            f"add.u32 %wl_r6, {events}, {layout.RECORD_SLOTS - 1};",
-            f"mul.hi.u32 %wl_r6, %wl_r6, {_RECIPROCAL};",
-            f"shr.u32 %wl_r6, %wl_r6, {_RECIPROCAL_SHIFT};",
-            f"cvt.u64.u32 %wl_q0, {events};",
-            "cvt.u64.u32 %wl_q1, %wl_r6;",
-            f"ld.{self.space}.u64 %wl_q3, [{layout.DESCRIPTOR_SYMBOL}];",
-            f"@%wl_p2 red.global.add.u64 [%wl_q3+{layout.CONTROL_LOST_EVENTS}], %wl_q0;",
-            f"@%wl_p2 red.global.add.u64 [%wl_q3+{layout.CONTROL_LOST_CHUNKS}], %wl_q1;",
+            f"cvt.u64.u32 %wl_q1, {events};",
+            f"cvt.u64.u32 %wl_q3, {chunks};",
+            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            f"@%wl_p2 red.global.add.u64 [%wl_control+{layout.CONTROL_LOST_EVENTS}], %wl_q1;",
+            f"@%wl_p2 red.global.add.u64 [%wl_control+{layout.CONTROL_LOST_CHUNKS}], %wl_q3;",
         ]
 
-    def _header(self, predicate: str, chunk: str, clock: str, sequence: str) -> list[str]:
+    def _header(self, predicate: str, chunk: str, clock: str) -> list[str]:
         return [
-            *self._block("%wl_r10"),
+            *_block("%wl_r10"),
             *self._meta("%wl_r11", int(ChunkFlag.STREAM)),
             "mov.u64 %wl_q3, %gridid;",
             "cvt.u32.u64 %wl_r12, %wl_q3;",
-            f"@{predicate} st.global.cs.v4.u32 [{chunk}], {{%wl_r10, %wl_r11, %wl_r12, {sequence}}};",
+            f"@{predicate} st.global.cs.v4.u32 [{chunk}], {{%wl_r10, %wl_r11, %wl_r12, %wl_seq}};",
             f"@{predicate} st.global.cs.u64 [{chunk}+{4 * layout.WORD_BASE_LOW}], {clock};",
         ]
 
-    def _meta(self, register: str, flags: int) -> list[str]:
+    def _meta(self, register: str, flags: int, more: str = "") -> list[str]:
+        """Word 1 of a header; `more`: a register that holds all of it but warp and SM."""
         return [
-            *self._thread("%wl_r13"),
-            "shr.u32 %wl_r13, %wl_r13, 5;",
+            f"and.b32 %wl_r13, %wl_left, {_WARPS};",
             "mov.u32 %wl_r14, %smid;",
             f"shl.b32 %wl_r14, %wl_r14, {layout.META_SM_SHIFT};",
             "or.b32 %wl_r13, %wl_r13, %wl_r14;",
-            f"or.b32 {register}, %wl_r13, {_meta(flags)};",
+            f"or.b32 {register}, %wl_r13, {more or _meta(flags)};",
         ]
 
-    def _cursor(self, address: str, number: str) -> list[str]:
-        """The address of this warp's cursor, and the cursor's number."""
+    def _cursor(self) -> list[str]:
+        """The address of the cursor that this warp asks now: it goes from one to the next, so that all are used."""
+        spread = [
+            f"mul.lo.u32 %wl_r15, %wl_seq, {_HASH};",
+            "shr.u32 %wl_r15, %wl_r15, 22;",
+            "add.u32 %wl_r13, %wl_r13, %wl_r15;",
+        ]
         return [
-            *self._thread("%wl_r13"),
-            *self._block("%wl_r14"),
-            f"mad.lo.u32 {number}, %wl_r14, {33 * layout.CURSOR_STRIDE}, %wl_r13;",
-            f"and.b32 {number}, {number}, {_CURSORS};",
-            f"cvt.u64.u32 {address}, {number};",
-            f"add.u64 {address}, {address}, {layout.CONTROL_CURSORS};",
-            f"add.u64 {address}, {address}, %wl_control;",
-            f"shr.u32 {number}, {number}, {layout.CURSOR_STRIDE.bit_length() - 1};",
+            f"and.b32 %wl_r13, %wl_left, {_WARPS};",
+            *_block("%wl_r14"),
+            "mad.lo.u32 %wl_r13, %wl_r14, 33, %wl_r13;",
+            *([] if self.straight else spread),
+            f"shl.b32 %wl_r13, %wl_r13, {layout.CURSOR_STRIDE.bit_length() - 1};",
+            f"and.b32 %wl_r13, %wl_r13, {_CURSORS};",
+            "cvt.u64.u32 %wl_cursor, %wl_r13;",
+            f"add.u64 %wl_cursor, %wl_cursor, {layout.CONTROL_CURSORS};",
+            "add.u64 %wl_cursor, %wl_cursor, %wl_control;",
         ]
 
     def _epoch(self, clock: str, register: str) -> list[str]:
@@ -337,8 +414,9 @@ class Recorder:
             return [f"mov.u32 {register}, %tid.x;"]
         return _linear(register, "tid", "ntid")
 
-    def _block(self, register: str) -> list[str]:
-        return _linear(register, "ctaid", "nctaid")
+
+def _block(register: str) -> list[str]:
+    return _linear(register, "ctaid", "nctaid")
 
 
 def _linear(register: str, index: str, size: str) -> list[str]:

@@ -16,11 +16,13 @@ from warplens import layout
 from warplens.errors import PtxError, UsageError
 from warplens.instrument.flow import Flow
 from warplens.instrument.read import file_name, line_of
-from warplens.instrument.waits import Waits, notable
+from warplens.instrument.waits import Waits, is_idle, notable
 from warplens.layout import Verb
 
 LEVELS: Final = ("coarse", "waits", "all")
 KINDS: Final = ("phase", "wait", "arrive", "mark")
+MOST_IDLE: Final = 8
+"""Instructions of a phase between two waits that is not told apart: the first wait is shown longer by them."""
 _VERBS: Final = {"phase": Verb.PHASE, "wait": Verb.WAIT, "arrive": Verb.ARRIVE, "mark": Verb.MARK}
 
 
@@ -193,7 +195,7 @@ class Planner:
         return f"{file}:{lines} {what}".rstrip() if file and line else f"ptx:{self._ptx_line(index)} {what}".rstrip()
 
     def _merge(self) -> None:
-        """A phase that no instruction is in goes; the mark that follows ends the wait in its stead."""
+        """A phase in which next to nothing is done goes; the wait that follows ends the one before in its stead."""
         kept: list[Mark] = []
         for mark in self._marks:
             before = kept[-1] if kept else None
@@ -204,9 +206,11 @@ class Planner:
         self._marks = kept
 
     def _follows(self, before: Mark, mark: Mark) -> bool:
-        """Whether `mark` ends a phase, and no instruction stands between."""
-        near = mark.place - before.place <= 1 and not mark.guard
-        return near and mark.verb in (Verb.PHASE, Verb.WAIT) and self._block(before) == self._block(mark)
+        """Whether `mark` ends the phase that `before` begins, and next to nothing is done in it."""
+        between = self._flow.code[before.index + before.behind : mark.index + mark.behind]
+        if mark.verb not in (Verb.PHASE, Verb.WAIT) or self._block(before) != self._block(mark):
+            return False
+        return not between or (mark.verb == Verb.WAIT and len(between) <= MOST_IDLE and all(map(is_idle, between)))
 
     def _block(self, mark: Mark) -> int:
         return self._flow.block_of[mark.index]

@@ -206,6 +206,17 @@ class Waits:
         return out
 
 
+def is_idle(own: Instruction) -> bool:
+    """Whether an instruction only computes: it neither touches memory nor waits nor branches."""
+    return own.name in _COMPUTES
+
+
+_COMPUTES: Final = frozenset(
+    {"mov", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "not", "setp", "selp", "cvt", "bfe", "bfi"}
+    | {"elect", "lop3", "prmt", "neg", "min", "max", "cvta", "shf", "addc", "subc"}
+)
+
+
 def notable(code: list[Instruction]) -> Iterator[str]:
     """Words for what a stretch of code does, the weightiest first."""
     opcodes = [own.opcode for own in code]
