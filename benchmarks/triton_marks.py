@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ SEED = 20261130
 
 @dataclass
 class Case:
-    """A kernel with its arguments. `launch` starts it once and returns what Triton compiled; `out` is what it writes."""
+    """A kernel with its arguments. `launch` starts it once, and returns what Triton compiled; `out`: what it writes."""
 
     name: str
     launch: Callable[[], Any]
@@ -105,13 +106,25 @@ CASES: dict[str, Callable[[], Case]] = {
     "matmul_tma": lambda: matmul_tma(4096),
     "attention": lambda: attention(64, 4096),
 }
-LEVELS = ("coarse", "waits", "all")
+BUILDS: dict[str, TritonOptions] = {
+    "coarse": TritonOptions(selection=Selection("coarse"), capacity_bytes=1 << 30),
+    "waits": TritonOptions(capacity_bytes=1 << 30),
+    "all": TritonOptions(selection=Selection("all"), capacity_bytes=1 << 30),
+    # Selections that take every site too, and so mark alike, but are kept apart in Triton's caches.
+    "waits, large slabs": TritonOptions(selection=Selection(sites="(?:)"), capacity_bytes=1 << 30, slab_chunks=64),
+    "waits, switched off": TritonOptions(selection=Selection(sites="(?:)?"), capacity_bytes=1 << 30),
+    "waits, unsettled": TritonOptions(selection=Selection(sites="(?:)*"), capacity_bytes=1 << 30),
+}
 
 
 def unsettled(run: Callable[[], Any]) -> Any:
     """With marks that do not wait for a barrier to take effect: what that wait costs."""
     settle = Recorder.settle
-    Recorder.settle = lambda self: []  # type: ignore[method-assign]
+
+    def nothing(_: Recorder) -> list[str]:
+        return []
+
+    Recorder.settle = nothing  # type: ignore[method-assign]
     try:
         return run()
     finally:
@@ -127,6 +140,7 @@ class Variant:
     capture: TritonCapture | None = None
 
     def clear(self) -> None:
+        """Lets the launches that follow find space."""
         if self.capture is not None and self.capture._gpu is not None:
             self.capture._gpu.arena.clear_cursors(torch.cuda.current_stream().cuda_stream)
 
@@ -155,16 +169,15 @@ def prepare(case: Case) -> tuple[list[Variant], dict[str, Any]]:
     torch.cuda.synchronize()
     expected = case.out.clone()
     facts: dict[str, Any] = {"clean": {"registers": compiled[0].n_regs, "spills": compiled[0].n_spills}}
-    for name in (*LEVELS, "waits, unsettled"):
+    for name, options in BUILDS.items():
         own: list[Any] = []
-        level = name.partition(",")[0]
-        sites = "(?:)" if "unsettled" in name else None  # another key for Triton's caches
-        options = TritonOptions(selection=Selection(level, sites), capacity_bytes=1 << 30)
         capture = TritonCapture(options)
         capture.start()
         case.out.zero_()
-        run = lambda own=own: bound(case, own)  # noqa: E731
+        run = partial(bound, case, own)
         launch = unsettled(run) if "unsettled" in name else run()
+        if "off" in name and capture._gpu is not None:
+            capture._gpu.arena.switch_off(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
         facts[name] = {
             "registers": own[0].n_regs,

@@ -16,6 +16,7 @@ from warplens.errors import SitesError
 
 _WITH_DATA = 4  # EIFMT_SVAL
 _FRAME_SIZE = 0x11  # EIATTR_FRAME_SIZE
+_REGISTER_COUNT = 0x2F  # EIATTR_REGCOUNT
 _KINDS = ("phase", "wait", "mark", "range", "arrive")
 
 
@@ -63,22 +64,23 @@ def read_section(elf: bytes, name: str) -> bytes | None:
     return None
 
 
-def frame_bytes(elf: bytes) -> int:
-    """Bytes of local memory that a thread of the module's functions takes at most: where registers spill to.
+def registers_and_frame(elf: bytes) -> tuple[int, int]:
+    """Registers of a thread of the module's functions at most, and bytes of local memory, where registers spill to.
 
     From `.nv.info`, whose entries are a format and an attribute (one byte each) and two bytes of value or of length.
     """
     info = read_section(elf, ".nv.info") or b""
-    most = at = 0
+    found = {_REGISTER_COUNT: 0, _FRAME_SIZE: 0}
+    at = 0
     while at + 4 <= len(info):
         kind, attribute, length = struct.unpack_from("<BBH", info, at)
         at += 4
         if kind != _WITH_DATA:
             continue
-        if attribute == _FRAME_SIZE and length == 8 and at + 8 <= len(info):  # symbol, size
-            most = max(most, struct.unpack_from("<I", info, at + 4)[0])
+        if attribute in found and length == 8 and at + 8 <= len(info):  # symbol, value
+            found[attribute] = max(found[attribute], struct.unpack_from("<I", info, at + 4)[0])
         at += length
-    return most
+    return found[_REGISTER_COUNT], found[_FRAME_SIZE]
 
 
 def parse_sites(name: str, content: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import datetime
 import functools
 import hashlib
 import importlib
+import io
 import platform
 import re
 import sys
@@ -30,10 +31,11 @@ from warplens.capture.arena import Arena
 from warplens.capture.audited import not_audited
 from warplens.capture.calibrate import Calibrator
 from warplens.capture.library import Function
-from warplens.capture.modules import frame_bytes, read_site_sets
+from warplens.capture.modules import read_site_sets, registers_and_frame
 from warplens.capture.recording import Recording
-from warplens.errors import UsageError, WarplensError
-from warplens.instrument import Selection, instrument
+from warplens.capture.residency import Launch
+from warplens.errors import PtxError, UsageError
+from warplens.instrument import Instrumented, Selection, instrument
 
 _LEAST_VERSION: Final = (3, 6)
 _KEY_FROM_HOOK: Final = (3, 7)
@@ -120,11 +122,11 @@ class TritonCapture:
         try:
             triton: Any = importlib.import_module("triton")
         except ImportError as error:
-            self._tell(f"Triton cannot be imported ({error}): none of its kernels is recorded")
+            self.tell(f"Triton cannot be imported ({error}): none of its kernels is recorded")
             return
         why = _unfit(triton)
         if why is not None:
-            self._tell(why)
+            self.tell(why)
             return
         runtime, compilation = triton.knobs.runtime, triton.knobs.compilation
         previous = runtime.add_stages_inspection_hook
@@ -150,7 +152,7 @@ class TritonCapture:
             if now is value or now == value:
                 setattr(owner, name, before)
             else:
-                self._tell(f"{name} was set by somebody else meanwhile, and stays as it is")
+                self.tell(f"{name} was set by somebody else meanwhile, and stays as it is")
 
         setattr(owner, name, value)
         self._undo.append(undo)
@@ -167,7 +169,8 @@ class TritonCapture:
         """What was recorded; None before `stop`, and when no kernel with marks was launched."""
         return self._recording
 
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str) -> None:
+        """One line for the user, once: as a warning, and in `notes`."""
         if line not in self.notes:
             self.notes.append(line)
             warnings.warn(f"warplens: {line}", TritonWarning, stacklevel=3)
@@ -186,7 +189,7 @@ class TritonCapture:
         try:
             own = self._point(kernel, stream)
         except Exception as error:  # recording must not harm the program
-            self._tell(f"{getattr(kernel, 'name', 'a kernel')} is not recorded: {error}")
+            self.tell(f"{getattr(kernel, 'name', 'a kernel')} is not recorded: {error}")
         self._seen[id(kernel)] = own
         self._kept.append(kernel)
         return own
@@ -212,19 +215,18 @@ class TritonCapture:
 
     def _entry(self, kernel: Any, site_set: dict[str, Any]) -> _Kernel:
         facts = kernel.metadata
-        threads = facts.num_warps * 32
-        found = re.search(r"\.reqntid\s+(\d+)", kernel.asm["ptx"])  # more than num_warps where warps have roles
-        threads = int(found[1]) if found else threads
+        launch = _launch_of(kernel.asm["ptx"], {"num_warps": facts.num_warps, "shared": facts.shared})
         native = Function(driver.bindings().CUfunction(kernel.function), kernel.name)
-        site_set = {
-            **site_set,
-            "name": f"{site_set['name']}_{len(self._kernels)}" if self._taken(site_set) else site_set["name"],
-        }
+        traced = native.resources(launch.threads, facts.shared)
+        if any(
+            own.site_set["name"] == site_set["name"] for own in self._kernels
+        ):  # the same source, compiled otherwise
+            site_set = {**site_set, "name": f"{site_set['name']}_{len(self._kernels)}"}
         entry = {
             "name": kernel.name,
             "site_set": site_set["name"],
-            "clean": None,
-            "traced": native.resources(threads, facts.shared),
+            "clean": _clean_resources(kernel.asm["ptx"], launch, traced),
+            "traced": traced,
             "clean_ns": None,
             "traced_ns": None,
             "not_measured": "the launches are the program's own: none was added to compare with",
@@ -233,10 +235,7 @@ class TritonCapture:
             "instrumented": {"from": "ptx", "level": self.options.selection.level, "ptx_target": facts.arch},
         }
         cluster = tuple(getattr(facts, "cluster_dims", None) or (getattr(facts, "num_ctas", 1) or 1, 1, 1))
-        return _Kernel(kernel.name, entry, site_set, len(self._kernels), threads // 32, facts.shared, cluster)
-
-    def _taken(self, site_set: dict[str, Any]) -> bool:
-        return any(own.site_set["name"] == site_set["name"] for own in self._kernels)
+        return _Kernel(kernel.name, entry, site_set, len(self._kernels), launch.threads // 32, facts.shared, cluster)
 
     def _read(self, gpu: _Gpu) -> Recording:
         chunks, lost_events, lost_chunks = gpu.drain()
@@ -317,54 +316,84 @@ class _StagesHook:
 
 
 class _Built:
-    """The last two stages of one compilation: the PTX gets marks, and loses them when they would spill."""
+    """The last two stages of one compilation: which marks the kernel gets is chosen by what they would cost it."""
 
     def __init__(self, capture: TritonCapture, ptx: Any, cubin: Any) -> None:
         self._capture, self._ptx, self._cubin = capture, ptx, cubin
-        self._clean = ""
+        self._assembled: dict[str, Any] = {}
 
     def ptx(self, source: Any, metadata: Any) -> Any:
+        """Triton's PTX with marks, or as it is where it cannot have any."""
         text = self._ptx(source, metadata)
-        own = self._capture
         name = str(metadata.get("name", ""))
-        if not isinstance(text, str) or not re.search(own.options.kernels or "", name):
+        if not isinstance(text, str) or not re.search(self._capture.options.kernels or "", name):
             return text
-        marked = self._marked(text, own.options.selection, name)
-        self._clean = text if marked is not text else ""
-        return marked
-
-    def _marked(self, text: str, selection: Selection, name: str) -> str:
         try:
-            found = instrument(text, selection)
-        except WarplensError as error:
-            self._capture._tell(f"{name} is not marked: {error}")
+            return self._marked(text, name, metadata)
+        except Exception as error:  # recording must not harm the program
+            self._capture.tell(f"{name} is not marked: {str(error).strip() or type(error).__name__}")
             return text
-        for kernel in found.kernels:
-            self._capture.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
-        return found.text
 
     def cubin(self, source: Any, metadata: Any) -> Any:
-        """The machine code; when marks make it spill, with fewer of them, and in the end with none."""
-        if not self._clean or source == self._clean:
-            return self._cubin(source, metadata)
-        name = str(metadata.get("name", ""))
-        try:
-            built = self._cubin(source, metadata)
-            if frame_bytes(built) == 0:
-                return built
-            clean = self._cubin(self._clean, metadata)
-            if frame_bytes(built) <= frame_bytes(clean):
-                return built
-            for level in ("coarse",):
-                fewer = self._cubin(self._marked(self._clean, Selection(level), name), metadata)
-                if frame_bytes(fewer) <= frame_bytes(clean):
-                    self._capture._tell(f"{name} would spill with all marks: those in loops are left out")
-                    return fewer
-            self._capture._tell(f"{name} is not marked: it would spill registers")
-        except Exception as error:
-            self._capture._tell(f"{name} is not marked: the marked PTX does not assemble ({error})")
-            clean = self._cubin(self._clean, metadata)
-        return clean
+        """The machine code of what `ptx` gave."""
+        found = self._assembled.get(source) if isinstance(source, str) else None
+        return self._cubin(source, metadata) if found is None else found
+
+    def _marked(self, text: str, name: str, metadata: Any) -> str:
+        """The marks that are wanted, or fewer, so that nothing spills and as many blocks fit on an SM as before."""
+        wanted = self._capture.options.selection
+        launch = _launch_of(text, metadata)
+        clean = self._assemble(text, metadata)
+        blocks = launch.blocks(clean[0])
+        tried = []
+        for selection in (wanted, Selection("coarse")):
+            for most in (None, launch.most_registers(blocks)):
+                found = instrument(text, selection, most_registers=most)
+                marked = f"{found.text}\n{_CLEAN} {clean[0]} {clean[1]}\n"
+                registers, frame = self._assemble(marked, metadata)
+                if frame > clean[1]:
+                    break  # it spills, and would with fewer registers too
+                fits = launch.blocks(registers)
+                tried.append((fits, marked, found, selection is wanted))
+                if fits >= blocks:
+                    break
+            if tried and tried[-1][0] >= blocks:
+                break
+        if not tried:
+            raise PtxError("its registers would spill, even with the fewest marks")
+        fits, marked, found, as_wanted = tried[-1] if tried[-1][0] >= blocks else tried[0]
+        if fits < blocks:
+            self._capture.tell(f"{name}: its marks leave {fits} blocks on an SM instead of {blocks}")
+        self._tell_of(found, name, as_wanted)
+        return marked
+
+    def _tell_of(self, found: Instrumented, name: str, as_wanted: bool) -> None:
+        """Tells what is not marked."""
+        if not as_wanted:
+            self._capture.tell(f"{name}: marks in loops are left out, for which it has no registers")
+        for kernel in found.kernels:
+            self._capture.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
+
+    def _assemble(self, text: str, metadata: Any) -> tuple[int, int]:
+        """Registers and bytes of local memory; keeps the machine code. What Triton prints of a failure is dropped."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._assembled[text] = self._cubin(text, metadata)
+        return registers_and_frame(self._assembled[text])
+
+
+_CLEAN: Final = "// warplens: registers and local bytes of the clean build:"
+
+
+def _launch_of(text: str, metadata: Any) -> Launch:
+    arch = re.search(r"\.target\s+sm_(\d+)", text)
+    threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", text)
+    shared = sum(int(size) for size in re.findall(r"\.shared\b[^;]*?\.b8\s+[\w$]+\[(\d+)\]", text))
+    warps = int(metadata.get("num_warps", 4))
+    return Launch(
+        int(arch[1]) if arch else 0,
+        int(threads[1]) if threads else 32 * warps,
+        int(metadata.get("shared", 0) or 0) + shared,
+    )
 
 
 class _Gpu:
@@ -398,6 +427,16 @@ class _Gpu:
         self.arena.switch_off(0)  # the program may launch its marked kernels again
         written = drained.chunks[drained.chunks[:, layout.WORD_META] != 0]
         return written, drained.lost_events, drained.lost_chunks
+
+
+def _clean_resources(ptx: str, launch: Launch, traced: dict[str, int]) -> dict[str, int] | None:
+    """What the clean build takes, as the marked PTX notes it; None where an SM's blocks cannot be told as the driver
+    does."""
+    found = re.search(rf"{re.escape(_CLEAN)} (\d+) (\d+)", ptx)
+    if found is None or launch.blocks(traced["registers"]) != traced["resident_blocks"]:
+        return None
+    registers, frame = int(found[1]), int(found[2])
+    return {**traced, "registers": registers, "local_bytes": frame, "resident_blocks": launch.blocks(registers)}
 
 
 def _version(triton: Any) -> tuple[int, int]:

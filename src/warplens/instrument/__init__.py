@@ -45,11 +45,13 @@ class Instrumented:
     kernels: list[Kernel]
 
 
-def instrument(text: str, selection: Selection | None = None, *, kernels: str | None = None) -> Instrumented:
+def instrument(
+    text: str, selection: Selection | None = None, *, kernels: str | None = None, most_registers: int | None = None
+) -> Instrumented:
     """Marks the kernels of a PTX module.
 
     `selection`: which marks (waits, all of them, by default). `kernels`: regular expression that a kernel's name must
-    hold. Raises PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
+    hold. `most_registers`: what their threads may take, where the kernel does not say it itself (`.maxnreg`). Raises PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
     """
     module = read(_checked(text))
     arch = _ARCH.search(module.directive("target") or "")
@@ -65,6 +67,8 @@ def instrument(text: str, selection: Selection | None = None, *, kernels: str | 
         raise PtxError(f"no kernel's name holds {kernels!r}: there are {names}")
     out = [_Entry(module, entry, int(arch[1])) for entry in chosen]
     pieces = [piece for entry in out for piece in entry.mark(selection or Selection())]
+    if most_registers is not None:
+        pieces += [piece for entry in chosen for piece in _limit(module, entry, most_registers)]
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
     symbols = [_descriptor(module), *(entry.symbol for entry in out)]
@@ -72,6 +76,12 @@ def instrument(text: str, selection: Selection | None = None, *, kernels: str | 
         symbols.append(f".shared .align 4 .b32 {_OWN_SHARED};")
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))
     return Instrumented(splice(text, pieces), [entry.kernel for entry in out])
+
+
+def _limit(module: Module, entry: Function, most_registers: int) -> list[Piece]:
+    _, _, end = module.statements[entry.head]
+    head = module.bare(entry.head)
+    return [] if ".maxnreg" in head or ".minnctapersm" in head else [(end, end, f"\n.maxnreg {most_registers}\n")]
 
 
 def _checked(text: str) -> str:

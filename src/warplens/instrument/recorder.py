@@ -10,7 +10,7 @@ is 0 in lanes that write nothing, and the low seven bits are the same in all. `%
 `%wl_left`: the warp's number, and above its six bits the chunks left of the slab, all ones in a lane that would write
 and has no space. `%wl_seq`: sequence of the chunk's first record. `%wl_gt`: globaltimer at the begin, and in a lane
 without space the events that it had none for. A kernel whose marks are each passed once (`straight`) has its records'
-places in the text, and of this state the first three and the last: bit 31 of `%wl_lo` tells that there is no space.
+places in the text, and of this state the first three: bit 31 of `%wl_lo` tells that there is no space.
 
 %tid is read at the begin alone: read again in a loop, it makes ptxas take what Triton derives from it out of uniform
 registers, and then each wgmma waits for two of them (seen in the machine code of a matmul, ptxas 12.9).
@@ -111,11 +111,15 @@ class Recorder:
 
     def open(self, code: int) -> list[str]:
         """The first chunk, and in it the record of the kernel's begin."""
+        first = "setp.eq.and.u32 %wl_p3, %wl_r13, 0, %wl_p1;"
+        gt = f"@%wl_p3 st.global.cs.u32 [%wl_ad+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;"
+        straight = [f"and.b32 %wl_r13, %wl_left, {_WARPS};", first, gt] if self.straight else []
         lost = [f"@%wl_p2 or.b32 %wl_lo, %wl_lo, {_LOST};"] if self.straight else []
         return [
             f"setp.ge.u32 %wl_w, %wl_left, {_NO_SPACE};",
             *self._take("%wl_w"),
             *self._header("%wl_p1", "%wl_ad", "%wl_begin"),
+            *straight,
             "mov.b64 {%wl_lo, %wl_hi}, %wl_ad;",
             "selp.b32 %wl_lo, %wl_lo, 0, %wl_p1;",
             "selp.b32 %wl_hi, %wl_hi, 0, %wl_p1;",
@@ -305,6 +309,7 @@ class Recorder:
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             *self._meta("%wl_r9", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
             *self._block_record("%wl_q2", "%wl_r9"),
+            f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;",
         ]
 
     def _end_straight(self) -> list[str]:
@@ -341,13 +346,14 @@ class Recorder:
         ]
 
     def _block_record(self, globaltimer: str, meta: str) -> list[str]:
-        """Where %wl_p5, the block's first warp, and a chunk at %wl_q0."""
+        """All but the begin's globaltimer, where %wl_p5, the block's first warp, and a chunk at %wl_q0."""
         at = 4 * layout.BLOCK_RECORD_WORD
         return [
             "setp.ne.and.u32 %wl_p0, %wl_hi, 0, %wl_p5;",
             f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
             "mov.u32 %wl_r8, %smid;",
-            f"@%wl_p0 st.global.cs.v4.u32 [%wl_q0+{at}], {{%wl_gt, %wl_r6, %wl_r7, %wl_r8}};",
+            f"@%wl_p0 st.global.cs.u32 [%wl_q0+{at + 4}], %wl_r6;",
+            f"@%wl_p0 st.global.cs.v2.u32 [%wl_q0+{at + 8}], {{%wl_r7, %wl_r8}};",
             f"mov.u64 {globaltimer}, %gridid;",
             f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
             f"mov.u32 %wl_r6, {self.sites_hash};",
