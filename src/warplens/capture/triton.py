@@ -346,13 +346,13 @@ class _Built:
         clean = self._assemble(text, metadata)
         blocks = launch.blocks(clean[0])
         tried = []
-        for selection in (wanted, Selection("coarse")):
+        for selection in (wanted, *_FEWER):
             for most in (None, launch.most_registers(blocks)):
                 found = instrument(text, selection, most_registers=most)
                 marked = f"{found.text}\n{_CLEAN} {clean[0]} {clean[1]}\n"
                 registers, frame = self._assemble(marked, metadata)
-                if frame > clean[1]:
-                    break  # it spills, and would with fewer registers too
+                if frame > clean[1]:  # it spills; ptxas may do so by its own choice, and not with a limit
+                    continue
                 fits = launch.blocks(registers)
                 tried.append((fits, marked, found, selection is wanted))
                 if fits >= blocks:
@@ -360,7 +360,7 @@ class _Built:
             if tried and tried[-1][0] >= blocks:
                 break
         if not tried:
-            raise PtxError("its registers would spill, even with the fewest marks")
+            raise PtxError("its registers would spill, even if its begin and end alone were marked")
         fits, marked, found, as_wanted = tried[-1] if tried[-1][0] >= blocks else tried[0]
         if fits < blocks:
             self._capture.tell(f"{name}: its marks leave {fits} blocks on an SM instead of {blocks}")
@@ -370,7 +370,7 @@ class _Built:
     def _tell_of(self, found: Instrumented, name: str, as_wanted: bool) -> None:
         """Tells what is not marked."""
         if not as_wanted:
-            self._capture.tell(f"{name}: marks in loops are left out, for which it has no registers")
+            self._capture.tell(f"{name} has no registers for all of its marks: fewer are taken")
         for kernel in found.kernels:
             self._capture.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
 
@@ -381,6 +381,8 @@ class _Built:
         return registers_and_frame(self._assembled[text])
 
 
+_FEWER: Final = (Selection("coarse"), Selection("coarse", kinds=()))
+"""What is tried where the marks that are wanted spill: those outside of loops, then the kernel's begin and end."""
 _CLEAN: Final = "// warplens: registers and local bytes of the clean build:"
 
 

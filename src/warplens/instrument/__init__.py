@@ -146,12 +146,12 @@ class _Entry:
         )
         return Inserter(flow, plan, recorder).insert()
 
-    def _straight(self, plan: Plan) -> int:
-        """The number of marks when each is passed once and their records fit one chunk; else 0."""
-        if not 0 < len(plan.marks) <= MOST_STRAIGHT or any(mark.guard for mark in plan.marks):
-            return 0
+    def _straight(self, plan: Plan) -> int | None:
+        """The number of marks when each is passed once and their records fit one chunk."""
+        if len(plan.marks) > MOST_STRAIGHT or any(mark.guard for mark in plan.marks):
+            return None
         blocks = [0, *(self._flow.block_of[mark.index] for mark in plan.marks)]
-        return len(plan.marks) if self._flow.passed_once(blocks) else 0
+        return len(plan.marks) if self._flow.passed_once(blocks) else None
 
     def _shared(self) -> str:
         """An address of shared memory that can be read: see `settle` in device.cuh."""

@@ -7,13 +7,17 @@ to the function's end are no place where lanes come together: those that went th
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT, Function, Module, file_name
+
+if TYPE_CHECKING:
+    from warplens.instrument.lanes import Lanes
 
 _INSTRUCTION: Final = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s*)?([a-z][\w.:]*)\s*(.*?)\s*;\Z", re.DOTALL)
 _LOC: Final = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+)\s+(\d+))?", re.DOTALL)
@@ -52,7 +56,7 @@ class Instruction:
     @property
     def sources(self) -> tuple[str, ...]:
         """Registers, symbols and special registers that it reads, its predicate among them."""
-        first, rest = self._split
+        _, rest = self._split
         named = _REGISTER.findall(self.operands if self.name in _NO_TARGET else rest)
         return (*named, self.predicate) if self.predicate else tuple(named)
 
@@ -261,18 +265,23 @@ class Flow:
         return _immediate(before, after, end)
 
     @cached_property
-    def in_part(self) -> frozenset[int]:
-        """Blocks that some lanes of a warp may not come to: `apart`, and those whose other lanes go to the end."""
+    def _lanes(self) -> tuple[Lanes, Lanes]:
         from warplens.instrument.lanes import Lanes
 
-        return Lanes(self, to_the_end=True).apart
+        return Lanes(self), Lanes(self, to_the_end=True)
 
-    @cached_property
-    def apart(self) -> frozenset[int]:
-        """Blocks that only some lanes of a warp can come to, while the others wait where they meet again."""
-        from warplens.instrument.lanes import Lanes
+    def is_apart(self, index: int, behind: bool) -> bool:
+        """Whether only some lanes of a warp can come in front of or behind an instruction, and others wait for them."""
+        return self._is_in(self._lanes[0], index, behind)
 
-        return Lanes(self).apart
+    def is_in_part(self, index: int, behind: bool) -> bool:
+        """Whether some lanes of a warp may not come there: as `is_apart`, or the others go to the function's end."""
+        return self._is_in(self._lanes[1], index, behind)
+
+    def _is_in(self, lanes: Lanes, index: int, behind: bool) -> bool:
+        block = self.block_of[index]
+        jumps = behind and index == self.blocks[block].stop - 1 and len(self.blocks[block].after) > 1
+        return block in lanes.apart or (jumps and block in lanes.parting)
 
     def passed_once(self, blocks: Sequence[int]) -> bool:
         """Whether each warp that comes to the function's end has passed each of these blocks once, in this order."""
@@ -281,7 +290,7 @@ class Flow:
         chain = [*dict.fromkeys(blocks)]
         return (
             looped.isdisjoint(chain)
-            and all(self.dominates(one, then) for one, then in zip(chain, chain[1:], strict=False))
+            and all(self.dominates(one, then) for one, then in itertools.pairwise(chain))
             and all(self.dominates(block, end) for block in chain for end in ends)
         )
 

@@ -105,7 +105,7 @@ class Inserter:
 
     def _run(self, run: list[Mark]) -> None:
         recorder = self._recorder
-        if recorder.straight:
+        if recorder.straight is not None:
             self._run_straight(run)
             return
         for slot, mark in enumerate(run):
@@ -114,7 +114,7 @@ class Inserter:
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             guard = "%wl_p5" if mark.guard else ""
             if slot == 0:
-                together = self._flow.block_of[mark.index] not in self._flow.in_part
+                together = not self._flow.is_in_part(mark.index, mark.behind)
                 text += recorder.check(self._next(), len(run), together)
                 text += recorder.store("%wl_now", code, slot, guard)
             else:
@@ -139,7 +139,7 @@ class Inserter:
     def _leave(self, number: int, own: Instruction) -> None:
         """The warp's end in front of a ret or exit; round both goes who does not take it."""
         start = self._statements[own.statement].start
-        together = self._flow.block_of[number] not in self._flow.in_part and not own.predicate
+        together = not self._flow.is_in_part(number, False) and not own.predicate
         text = self._recorder.end(self._next(), together)
         if own.predicate:
             skip = f"$wl_stay_{self._number}"

@@ -2,12 +2,13 @@
 
 In: a `Flow`. Out: the blocks to which a branch leads whose predicate can differ between lanes of one warp. A register
 differs when it is made of one that does, or is set where lanes are apart. The number of a thread differs; what is left
-of it when its low five bits are gone does not.
+of it when its low five bits are gone does not. A load gives all lanes that load one address together the same.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,13 +16,20 @@ if TYPE_CHECKING:
 
 _DIFFER: Final = frozenset({"%tid", "%tid.x", "%tid.y", "%tid.z", "%laneid"})
 _BY_LANE: Final = ("%lanemask",)
-_SAME: Final = ("vote", "redux", "activemask", "bar", "barrier")
+_SAME: Final = frozenset({"vote", "redux", "activemask", "bar", "barrier"})
 """Opcodes whose result is that of the whole warp, whatever goes in."""
+_KEEPS: Final = frozenset(
+    "abs add addc and bfe bfi bfind brev clz cnot copysign cos cvt cvta div ex2 fma fns isspacep ld ldu lg2 lop3 mad "
+    "mad24 madc max mbarrier min mov mul mul24 neg not or popc prmt rcp rem rsqrt sad selp set setp shf shl shr sin "
+    "slct sqrt sub subc tanh testp xor mapa getctarank dp4a dp2a".split()
+)
+"""Opcodes that make the same of the same; all others are held to give each lane something of its own."""
 _NUMBER: Final = re.compile(r"(?:0[xX][0-9a-fA-F]+|\d+)U?\Z")
 
 
 class Lanes:
     """`apart`: the blocks that only some lanes of a warp can come to, while others wait where they meet again.
+    `parting`: the blocks whose branch parts them.
 
     `to_the_end`: also those whose other lanes meet them only at the function's end.
     """
@@ -29,6 +37,7 @@ class Lanes:
     def __init__(self, flow: Flow, *, to_the_end: bool = False) -> None:
         self._flow, self._to_the_end = flow, to_the_end
         self._threads = self._thread_numbers() if flow.one_dimensional() else set()
+        self._parameters = frozenset(re.findall(r"[\w$%]+", flow.module.bare(flow.function.head)))
         self._users: dict[str, list[int]] = {}
         self._sources = []
         for number, own in enumerate(flow.code):
@@ -37,6 +46,7 @@ class Lanes:
                 self._users.setdefault(source, []).append(number)
         self._differing: set[str] = set()
         self.apart: frozenset[int] = frozenset()
+        self.parting: frozenset[int] = frozenset()
         branches = [b for b, block in enumerate(flow.blocks) if len(block.after) > 1]
         if not branches:
             return
@@ -45,6 +55,7 @@ class Lanes:
         while new := [b for b in branches if b not in done and self._parts(b)]:
             done |= set(new)
             regions = [self._region(branch) for branch in new]
+            self.parting |= {branch for branch, region in zip(new, regions, strict=True) if region}
             grown = set().union(*regions) - self.apart
             self.apart |= grown
             self._spread(n for b in grown for n in range(flow.blocks[b].start, flow.blocks[b].stop))
@@ -58,9 +69,9 @@ class Lanes:
                 found[target] = found.get(target, True) and is_number and not own.predicate
         return {register for register, is_number in found.items() if is_number}
 
-    def _spread(self, begin: range | object) -> None:
+    def _spread(self, begin: Iterable[int]) -> None:
         """Finds all registers that differ, from these instructions on."""
-        pending = list(begin)  # type: ignore[call-overload]
+        pending = list(begin)
         block_of = self._flow.block_of
         while pending:
             number = pending.pop()
@@ -75,13 +86,15 @@ class Lanes:
     def _differs(self, number: int, own: Instruction) -> bool:
         """Whether lanes that come to this instruction together get different results."""
         name = own.name
-        if name in ("elect", "match", "atom") or own.opcode.startswith("ld.local"):
-            return True
         if name in _SAME:
             return False
         parts = [part.strip() for part in own.operands.split(",")]
         if name == "shfl":  # shfl.sync.idx d, a, lane, clamp, mask
             return not (".idx" in own.opcode and len(parts) > 2 and self._is_same(parts[2]))
+        if name not in _KEEPS or own.opcode.startswith("ld.local"):
+            return True
+        if own.opcode.startswith("ld.param"):  # else of what a call gave back
+            return not any(source in self._parameters for source in self._sources[number])
         if self._threads and self._drops_the_lane(own, parts):
             return own.predicate in self._differing
         return any(

@@ -54,7 +54,7 @@ class Recorder:
     """The recorder of one kernel.
 
     `sites_hash`: of its site set. `flat`: its blocks differ in x alone. `shared`: the address of shared memory that a
-    barrier's end is seen by, a symbol or a number. `straight`: its marks, when each is passed once; 0 for others.
+    barrier's end is seen by, a symbol or a number. `straight`: the number of its marks, when each is passed once.
     `space`: of the descriptor.
     """
 
@@ -62,7 +62,7 @@ class Recorder:
     sites_hash: int
     flat: bool
     shared: str
-    straight: int = 0
+    straight: int | None = None
     space: str = "const"
 
     def declarations(self) -> list[str]:
@@ -84,7 +84,7 @@ class Recorder:
             "setp.ne.u64 %wl_p0, %wl_control, 0;",
             *(f"mov.u32 {register}, 0;" for register in ("%wl_c0", "%wl_c1", "%wl_c2", "%wl_c3", "%wl_slab")),
             f"@%wl_p0 ld.global.v4.u32 {{%wl_c0, %wl_c1, %wl_c2, %wl_c3}}, [%wl_control+{layout.CONTROL_CHOICE}];",
-            *([] if self.straight else [slab]),
+            *([] if self.straight is not None else [slab]),
         ]
 
     def ask(self) -> list[str]:
@@ -113,8 +113,8 @@ class Recorder:
         """The first chunk, and in it the record of the kernel's begin."""
         first = "setp.eq.and.u32 %wl_p3, %wl_r13, 0, %wl_p1;"
         gt = f"@%wl_p3 st.global.cs.u32 [%wl_ad+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;"
-        straight = [f"and.b32 %wl_r13, %wl_left, {_WARPS};", first, gt] if self.straight else []
-        lost = [f"@%wl_p2 or.b32 %wl_lo, %wl_lo, {_LOST};"] if self.straight else []
+        straight = [f"and.b32 %wl_r13, %wl_left, {_WARPS};", first, gt] if self.straight is not None else []
+        lost = [f"@%wl_p2 or.b32 %wl_lo, %wl_lo, {_LOST};"] if self.straight is not None else []
         return [
             f"setp.ge.u32 %wl_w, %wl_left, {_NO_SPACE};",
             *self._take("%wl_w"),
@@ -127,12 +127,12 @@ class Recorder:
             *lost,
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.store("%wl_begin", code, 0),
-            *([] if self.straight else self.advance(1)),
+            *([] if self.straight is not None else self.advance(1)),
         ]
 
     def _slab(self) -> list[str]:
         """`%wl_slab`: what a cursor goes up by for one slab."""
-        if self.straight:
+        if self.straight is not None:
             return [f"mov.u32 %wl_slab, {layout.CURSOR_COUNT};"]
         return ["max.u32 %wl_slab, %wl_slab, 1;", f"shl.b32 %wl_slab, %wl_slab, {_SLAB_SHIFT};"]
 
@@ -161,7 +161,7 @@ class Recorder:
             "neg.s32 %wl_r5, %wl_slab;",
             "@%wl_p2 red.global.add.u32 [%wl_cursor], %wl_r5;",
             "@%wl_p2 mov.u32 %wl_gt, 0;",
-            *([] if self.straight else left),
+            *([] if self.straight is not None else left),
             f"mad.wide.u32 %wl_ad, %wl_index, {layout.CHUNK_BYTES}, %wl_q1;",
         ]
 
@@ -170,7 +170,7 @@ class Recorder:
 
         `together`: all lanes of the warp that have not left come here, and then the question is put for all of them.
         """
-        if self.straight:
+        if self.straight is not None:
             return []
         return ["mov.u64 %wl_now, %clock64;", *self._is_full(str(_FULL - 4 * marks), number, together)]
 
@@ -232,7 +232,7 @@ class Recorder:
 
     def next(self, number: int) -> list[str]:
         """The chunk behind a full one, or behind one that reaches too far back; without space events are counted."""
-        if self.straight:
+        if self.straight is not None:
             return []
         return [
             f"$wl_next_{number}:",
@@ -288,7 +288,7 @@ class Recorder:
 
     def end(self, number: int, together: bool) -> list[str]:
         """The warp's end, and in a block's first warp the block record."""
-        if self.straight:
+        if self.straight is not None:
             return self._end_straight()
         return [
             "mov.u64 %wl_now, %clock64;",
@@ -314,7 +314,7 @@ class Recorder:
 
     def _end_straight(self) -> list[str]:
         """Reaches the chunk too far back, its end is that of a chunk that does not say that its records tell."""
-        records = self.straight + 1
+        records = (self.straight or 0) + 1
         plain, with_record = int(ChunkFlag.STREAM), int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)
         far = int(ChunkFlag.LAST), int(ChunkFlag.LAST | ChunkFlag.BLOCK_RECORD)
         return [
@@ -403,7 +403,7 @@ class Recorder:
             f"and.b32 %wl_r13, %wl_left, {_WARPS};",
             *_block("%wl_r14"),
             "mad.lo.u32 %wl_r13, %wl_r14, 33, %wl_r13;",
-            *([] if self.straight else spread),
+            *([] if self.straight is not None else spread),
             f"shl.b32 %wl_r13, %wl_r13, {layout.CURSOR_STRIDE.bit_length() - 1};",
             f"and.b32 %wl_r13, %wl_r13, {_CURSORS};",
             "cvt.u64.u32 %wl_cursor, %wl_r13;",

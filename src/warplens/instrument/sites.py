@@ -130,16 +130,15 @@ class Planner:
         if not self._selection.takes(name, "wait"):
             return
         begin = self._begin_of(wait)
-        after = flow.block_of[wait.first] if wait.into is None else wait.into
+        end = (wait.last, True) if wait.into is None else (flow.blocks[wait.into].start, False)
         if block not in flow.reached:
             return
-        if begin is None or after in flow.apart or flow.block_of[begin[0]] in flow.apart:
+        if begin is None or flow.is_apart(*begin) or flow.is_apart(*end):
             why = "a loop that asks is entered by a jump" if begin is None else "only some lanes of a warp come there"
             self._leave_out(f"waits not marked: {why}")
             return
         site = self._site(wait.first, "wait", name, wait.resource)
         self._marks.append(Mark(*begin, site, Verb.WAIT))
-        end = (wait.last, True) if wait.into is None else (flow.blocks[wait.into].start, False)
         phase = self._site(wait.first, "phase", "", "")
         self._marks.append(Mark(*end, phase, Verb.PHASE, settles=wait.settles))
 
@@ -166,7 +165,7 @@ class Planner:
         block = flow.block_of[instant.index]
         if not self._selection.takes(name, instant.verb) or block not in flow.reached:
             return
-        if block in flow.apart:
+        if flow.is_apart(instant.index, False):
             self._leave_out("arrivals and issues not marked: only some lanes of a warp come there")
             return
         site = self._site(instant.index, instant.verb, name, instant.resource)

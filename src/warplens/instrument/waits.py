@@ -113,8 +113,6 @@ class Waits:
         if len(exits) != 1:
             return None
         into = exits.pop()
-        if not set(flow.blocks[into].before) <= loop.blocks:
-            return None
         first, last = min(numbers), max(numbers)
         if asks := next((own for own in code if _ASKS.match(own.opcode)), None):
             resource = self._mbarrier(asks)

@@ -138,7 +138,7 @@ def test_durations_are_those_of_the_machine() -> None:
     assert all(90_000 < own < 90_200 for own in names["ptx:16 wait barrier 1"])
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     warps=st.integers(1, 3),
     grid=st.integers(1, 3),
@@ -153,7 +153,7 @@ def test_every_event_is_there_in_any_shape(warps: int, grid: int, turns: int, sl
     assert "unended_warp" not in kinds(done.trace)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(warps=st.integers(1, 3), turns=st.integers(1, 24), slab=st.integers(1, 4), depth=st.integers(0, 3))
 def test_what_finds_no_space_is_counted_to_the_event(warps: int, turns: int, slab: int, depth: int) -> None:
     done = run(LOOP.format(threads=32 * warps), threads=32 * warps, turns=turns, slab=slab, depth=depth)
