@@ -1,14 +1,13 @@
 """A machine that runs PTX on the CPU, one lane after the other: what the recorder of instrumented PTX writes.
 
 In: a module's text, a launch shape, memory. Out: what is in memory afterwards. It knows the instructions that the
-recorder and the small kernels of the tests are made of, and fails on any other. Lanes of a warp run one after the other:
-nothing here needs them together.
+recorder and the small kernels of the tests are made of, and fails on any other. Lanes of a warp run one after the
+other: nothing here needs them together.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -150,8 +149,8 @@ def _mov(lane: _Lane, parts: list[str], kind: list[str]) -> None:
         value = lane.value(parts[1])
         lane.registers[low], lane.registers[high] = value & MASK32, value >> 32
     elif parts[1].startswith("{"):
-        low, high = (lane.value(part) for part in _pair(parts[1]))
-        lane.write(parts[0], low | high << 32, kind)
+        halves = [lane.value(part) for part in _pair(parts[1])]
+        lane.write(parts[0], halves[0] | halves[1] << 32, kind)
     else:
         lane.write(parts[0], lane.value(parts[1]), kind)
 

@@ -59,7 +59,8 @@ def by_nvrtc(arch: str) -> str:
         raise SystemExit(log.decode())
     data = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
     nvrtc.nvrtcGetPTX(program, data)
-    return data.rstrip(b"\0").decode()
+    text: str = data.rstrip(b"\0").decode()
+    return text
 
 
 def by_nvcc(nvcc: Path, arch: str) -> str:

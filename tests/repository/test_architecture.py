@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-STAGES = ("audit", "instrument", "capture", "decode", "trace", "kernel", "analyze", "render", "demo", "cli")
+STAGES = ("audit", "instrument", "capture", "decode", "trace", "kernel", "triton", "analyze", "render", "demo", "cli")
 """In the order in which data goes; a stage imports only those before it."""
 
 FOUNDATIONS = frozenset({"layout", "errors", "clock"})

@@ -39,7 +39,8 @@ def divide(capacity_bytes: int, *, pool: bool = True) -> tuple[int, int]:
     """Chunks that the cursors hand out, and all chunks, that fit `capacity_bytes` beside the control block.
 
     Half of the chunks are handed out by the cursors, so that warps need not meet; the rest is for those whose cursor
-    is at its end. Without `pool` the cursors hand out all of them: instrumented PTX asks nobody else. Raises UsageError below the size of the control block or above 2^31 chunks.
+    is at its end. Without `pool` the cursors hand out all of them: instrumented PTX asks nobody else. Raises UsageError
+    below the size of the control block or above 2^31 chunks.
     """
     chunks = (capacity_bytes - layout.CONTROL_BYTES) // layout.CHUNK_BYTES
     if chunks < 0:

@@ -1,7 +1,7 @@
 """Marks in PTX: text in, text and sites out.
 
 In: a PTX module. Out: the module with marks at its waits, which writes what a kernel marked in CUDA C++ writes, and the
-sites. Pure: compiles nothing, reads no file, imports neither numpy nor Polars, for it works in the traced process. What
+sites. Pure: compiles nothing, reads no file, imports no Polars, for it works in the traced process. What
 it does not know passes through as it stands (docs/adr/0012-instrumenting-ptx.md).
 """
 
@@ -51,7 +51,8 @@ def instrument(
     """Marks the kernels of a PTX module.
 
     `selection`: which marks (waits, all of them, by default). `kernels`: regular expression that a kernel's name must
-    hold. `most_registers`: what their threads may take, where the kernel does not say it itself (`.maxnreg`). Raises PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
+    hold. `most_registers`: what their threads may take, where the kernel does not say it itself (`.maxnreg`). Raises
+    PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
     """
     module = read(_checked(text))
     arch = _ARCH.search(module.directive("target") or "")

@@ -1,8 +1,8 @@
 """The instructions of a function, its basic blocks, its loops, and where a warp's lanes can be apart.
 
-In: a `Module` and one of its functions. Out: `Flow`. Lanes are held to be together at a place unless control comes there
-by a branch whose predicate can differ between the lanes of a warp; what cannot be told differs. Blocks that only lead
-to the function's end are no place where lanes come together: those that went there are gone.
+In: a `Module` and one of its functions. Out: `Flow`. Lanes are held to be together at a place unless control comes
+there by a branch whose predicate can differ between the lanes of a warp; what cannot be told differs. Blocks that only
+lead to the function's end are no place where lanes come together: those that went there are gone.
 """
 
 from __future__ import annotations

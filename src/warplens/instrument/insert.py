@@ -13,13 +13,13 @@ from typing import Final
 from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.flow import Block, Flow, Instruction
-from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT
+from warplens.instrument.read import LINE, STATEMENT
 from warplens.instrument.recorder import MOST_MARKS, Recorder
+from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
 from warplens.layout import Verb
 
 Piece = tuple[int, int, str]
-_DECLARES: Final = (".reg", ".local", ".shared", ".param", ".pragma", ".branchtargets", ".global", ".const")
 _LEAVES: Final = frozenset({"ret", "exit"})
 _JUMPS: Final = frozenset({"bra", "brx", "ret", "exit", "trap"})
 _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volatile.global", "ld.weak")
@@ -33,7 +33,7 @@ class Inserter:
         self._statements = flow.module.statements
         self._number = 0
         self._rare: list[str] = []
-        self._scopes = _Scopes(flow)
+        self._scopes = Scopes(flow)
         self.pieces: list[Piece] = []
 
     def insert(self) -> list[Piece]:
@@ -58,7 +58,7 @@ class Inserter:
         """In front of the first label or instruction, behind declarations."""
         for index in range(self._flow.function.first, self._flow.function.last):
             kind, start, _ = self._statements[index]
-            if kind in (STATEMENT, LINE) and (kind == LINE or self._flow.module.source(index).startswith(_DECLARES)):
+            if kind in (STATEMENT, LINE) and (kind == LINE or self._flow.module.source(index).startswith(DECLARES)):
                 continue
             return start
         raise PtxError(f"{self._flow.function.name} has no instructions")
@@ -161,52 +161,6 @@ class Inserter:
 
     def _add(self, at: int, lines: list[str]) -> None:
         self.pieces.append((at, at, _lines(lines)))
-
-
-class _Scopes:
-    """Braces within a function: labels in them cannot be seen from outside, so marks stand outside where they can."""
-
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        self._open: dict[int, list[int]] = {}
-        self._closed: dict[int, int] = {}
-        stack: list[int] = []
-        for index in range(flow.function.first, flow.function.last):
-            kind = flow.module.statements[index].kind
-            if kind == OPEN:
-                stack.append(index)
-            elif kind == CLOSE and stack:
-                self._closed[stack.pop()] = index
-            if stack:
-                self._open[index] = list(stack)
-
-    def depth(self, statement: int) -> int:
-        """Braces round a statement."""
-        return len(self._open.get(statement, ()))
-
-    def outside(self, statement: int, behind: bool) -> int:
-        """The place in front of or behind a statement, out of as many braces as hold nothing else on that side.
-
-        Raises PtxError where a brace holds more: its labels could not be reached.
-        """
-        module = self._flow.module
-        for brace in reversed(self._open.get(statement, [])):
-            edge = self._closed[brace] if behind else brace
-            between = range(statement + 1, edge) if behind else range(brace + 1, statement)
-            if any(self._counts(index) for index in between):
-                where = f"line {module.text.count(chr(10), 0, module.statements[statement].start) + 1}"
-                raise PtxError(f"{where}: a mark would stand among other instructions within braces")
-            statement = edge
-        _, start, end = module.statements[statement]
-        return end if behind else start
-
-    def _counts(self, index: int) -> bool:
-        """Whether a statement between a mark and a brace would be on the wrong side of the mark."""
-        module = self._flow.module
-        kind = module.statements[index].kind
-        if kind == STATEMENT:
-            return not module.source(index).startswith(_DECLARES)
-        return kind == LABEL
 
 
 def _lines(lines: list[str]) -> str:

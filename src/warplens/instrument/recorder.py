@@ -5,12 +5,12 @@ headers writes (layout.py), by lane 0 of each warp, and asks for memory once a s
 no branch but one that tells that a chunk is full: what is rare stands behind the kernel's last instruction and is
 predicated throughout, so that lanes that have parted can do it too (docs/adr/0012-instrumenting-ptx.md).
 
-State, in every lane: `%wl_lo`, `%wl_hi`: where the last record went, so that the next goes 4 bytes behind; the high half
-is 0 in lanes that write nothing, and the low seven bits are the same in all. `%wl_ep`: the epoch of the chunk's begin.
-`%wl_left`: the warp's number, and above its six bits the chunks left of the slab, all ones in a lane that would write
-and has no space. `%wl_seq`: sequence of the chunk's first record. `%wl_gt`: globaltimer at the begin, and in a lane
-without space the events that it had none for. A kernel whose marks are each passed once (`straight`) has its records'
-places in the text, and of this state the first three: bit 31 of `%wl_lo` tells that there is no space.
+State, in every lane: `%wl_lo`, `%wl_hi`: where the last record went, so that the next goes 4 bytes behind; the high
+half is 0 in lanes that write nothing, and the low seven bits are the same in all. `%wl_ep`: the epoch of the chunk's
+begin. `%wl_left`: the warp's number, and above its six bits the chunks left of the slab, all ones in a lane that
+would write and has no space. `%wl_seq`: sequence of the chunk's first record. `%wl_gt`: globaltimer at the begin, and
+in a lane without space the events that it had none for. A kernel whose marks are each passed once (`straight`) has
+its records' places in the text, and of this state the first three: bit 31 of `%wl_lo` tells that there is no space.
 
 %tid is read at the begin alone: read again in a loop, it makes ptxas take what Triton derives from it out of uniform
 registers, and then each wgmma waits for two of them (seen in the machine code of a matmul, ptxas 12.9).

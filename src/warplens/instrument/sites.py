@@ -16,6 +16,7 @@ from warplens import layout
 from warplens.errors import PtxError, UsageError
 from warplens.instrument.flow import Flow
 from warplens.instrument.read import file_name, line_of
+from warplens.instrument.scopes import Scopes
 from warplens.instrument.waits import Waits, is_idle, notable
 from warplens.layout import Verb
 
@@ -94,6 +95,7 @@ class Planner:
 
     def __init__(self, flow: Flow, selection: Selection) -> None:
         self._flow, self._selection = flow, selection
+        self._scopes = Scopes(flow)
         self._files = flow.module.files
         self._sites: list[dict[str, Any]] = []
         self._marks: list[Mark] = []
@@ -133,9 +135,11 @@ class Planner:
         end = (wait.last, True) if wait.into is None else (flow.blocks[wait.into].start, False)
         if block not in flow.reached:
             return
-        if begin is None or flow.is_apart(*begin) or flow.is_apart(*end):
-            why = "a loop that asks is entered by a jump" if begin is None else "only some lanes of a warp come there"
-            self._leave_out(f"waits not marked: {why}")
+        if begin is None or not (self._is_outside(*begin) and self._is_outside(*end)):
+            self._leave_out("waits not marked: a loop that asks is entered by a jump, or stands within braces")
+            return
+        if flow.is_apart(*begin) or flow.is_apart(*end):
+            self._leave_out("waits not marked: only some lanes of a warp come there")
             return
         site = self._site(wait.first, "wait", name, wait.resource)
         self._marks.append(Mark(*begin, site, Verb.WAIT))
@@ -156,7 +160,11 @@ class Planner:
         falls = last.name not in ("bra", "brx", "ret", "exit", "trap") or bool(last.predicate)
         if outside != [header - 1] or not falls or flow.blocks[header].start != wait.first:
             return None
-        return wait.first - 1, True
+        skips = last.name == "bra" and wait.into in flow.blocks[header - 1].after
+        return wait.first - 1, not skips  # a wait that is skipped is one that took no time
+
+    def _is_outside(self, index: int, behind: bool) -> bool:
+        return self._scopes.is_outside(self._flow.code[index].statement, behind)
 
     def _instant(self, instant: Any) -> None:
         flow = self._flow
@@ -164,6 +172,9 @@ class Planner:
         name = self._named(instant.index, instant.what)
         block = flow.block_of[instant.index]
         if not self._selection.takes(name, instant.verb) or block not in flow.reached:
+            return
+        if not self._is_outside(instant.index, False):
+            self._leave_out("arrivals and issues not marked: they stand within braces")
             return
         if flow.is_apart(instant.index, False):
             self._leave_out("arrivals and issues not marked: only some lanes of a warp come there")

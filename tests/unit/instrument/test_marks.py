@@ -26,6 +26,13 @@ WAITING = """.version 8.0
 }}
 """
 
+SLEEPING = """setp.lt.u32 %p1, %r1, {};
+	@!%p1 bra $over;
+	nanosleep.u32 10;
+$over:
+	st.global.u32 [%r1], 1;
+	bar.sync 0;"""
+
 
 def names(found: Instrumented, kernel: int = 0) -> list[str]:
     sites = found.kernels[kernel].site_set
@@ -89,9 +96,10 @@ def test_sites_are_chosen_by_name_and_kind(corpus: dict[str, str]) -> None:
     assert {site["name"].partition(" ")[2] for site in only if site["kind"] != "phase"} == {"wait wgmma", "issue wgmma"}
     kinds = {site["kind"] for site in sites_of(instrument(text, Selection("all", kinds=("wait",))))}
     assert kinds == {"phase", "wait"}  # a wait needs an end
-    for wrong in ({"level": "most"}, {"kinds": ("lock",)}, {"sites": "("}):
+    wrongs: tuple[dict[str, Any], ...] = ({"level": "most"}, {"kinds": ("lock",)}, {"sites": "("})
+    for wrong in wrongs:
         with pytest.raises(UsageError):
-            Selection(**wrong)  # type: ignore[arg-type]
+            Selection(**wrong)
 
 
 def test_nothing_of_the_text_is_lost(some: dict[str, str]) -> None:
@@ -143,14 +151,14 @@ def test_a_kernel_with_no_wait_has_its_begin_and_end() -> None:
 
 
 def test_a_wait_of_some_lanes_alone_is_not_marked() -> None:
-    body = "setp.lt.u32 %p1, %r1, 5;\n\t@!%p1 bra $over;\n\tnanosleep.u32 10;\n$over:\n\tst.global.u32 [%r1], 1;\n\tbar.sync 0;"
+    body = SLEEPING.format(5)
     found = marked(body)
     assert "nanosleep" not in " ".join(names(found))
     assert found.kernels[0].left_out == ["1 waits not marked: only some lanes of a warp come there"]
 
 
 def test_a_branch_by_the_warps_number_keeps_lanes_together() -> None:
-    body = "setp.lt.u32 %p1, %r1, 64;\n\t@!%p1 bra $over;\n\tnanosleep.u32 10;\n$over:\n\tst.global.u32 [%r1], 1;\n\tbar.sync 0;"
+    body = SLEEPING.format(64)
     text = WAITING.format(body=body, arch="sm_90").replace("(.param .u64 n)", "(.param .u64 n)\n.reqntid 128")
     found = instrument(text)
     assert "ptx:12 wait nanosleep" in names(found)

@@ -132,7 +132,7 @@ def test_a_warp_records_its_begin_each_wait_and_phase_and_its_end() -> None:
 def test_durations_are_those_of_the_machine() -> None:
     machine = Machine({}, waits={"0": 5_000, "1": 90_000})
     done = run(LOOP.format(threads=32), threads=32, turns=4, machine=machine)
-    by_site = done.trace.spans.group_by("site").agg(("duration_cycles")).sort("site").to_dicts()
+    by_site = done.trace.spans.group_by("site").agg("duration_cycles").sort("site").to_dicts()
     names = {done.trace.sites["name"][row["site"]]: row["duration_cycles"] for row in by_site}
     assert all(5_000 < own < 5_200 for own in names["ptx:13 wait barrier 0"])
     assert all(90_000 < own < 90_200 for own in names["ptx:16 wait barrier 1"])
