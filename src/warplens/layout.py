@@ -167,6 +167,8 @@ SITES_SYMBOL_PREFIX: Final = "warplens_sites_"
 SITE_SEPARATOR: Final = "\x1e"
 FIELD_SEPARATOR: Final = "\x1f"
 TAIL_SEPARATOR: Final = "\x1d"
+MARKS_FILE: Final = "warplens.ptx"
+"""Where the line information of instrumented PTX has what marks are made of; the line is the code of the mark."""
 
 
 DESCRIPTOR = np.dtype(

@@ -15,6 +15,7 @@ import pytest
 
 from tests.machine_code import tool
 from warplens import layout
+from warplens.capture.audited import audit_builds
 from warplens.capture.modules import read_site_sets, registers_and_frame
 from warplens.instrument import Instrumented, Selection, instrument
 
@@ -36,7 +37,7 @@ def assembled(text: str, folder: Path, name: str) -> Assembled:
     source.write_text(text, encoding="utf-8")
     target = re.search(r"\.target\s+(\w+)", text)
     assert target
-    command = [tool("ptxas"), "-v", f"--gpu-name={target[1]}", str(source), "-o", str(out)]
+    command = [tool("ptxas"), "-v", "-lineinfo", f"--gpu-name={target[1]}", str(source), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:2000]
     return Assembled(out.read_bytes(), set(re.findall(r"\bC\d{4}\b", done.stderr)))
@@ -81,3 +82,30 @@ def test_a_kernel_with_all_registers_spills_even_with_the_fewest_marks(tmp_path:
     text = gzip.decompress((FOLDER / f"{FULL}.ptx.gz").read_bytes()).decode()
     assert registers_and_frame(assembled(text, tmp_path, "clean").cubin) == (255, 0)
     assert spills(assembled(instrument(text, Selection("coarse", kinds=())).text, tmp_path, "marked").cubin) > 0
+
+
+@pytest.mark.parametrize("name", ["triton_3.6.0_matmul_90", "triton_3.6.0_layer_norm_80", "nvrtc_sm_90a"])
+def test_the_audit_names_every_mark_by_its_site(name: str, tmp_path: Path) -> None:
+    found = instrument(gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode())
+    cubin = assembled(found.text, tmp_path, "marked").cubin
+    for kernel in found.kernels:
+        assert kernel.site_set is not None
+        sites = kernel.site_set["sites"]
+        audit = audit_builds((cubin, kernel.name), None, sites, {})
+        assert audit["not_audited"] is None
+        columns = audit["columns"]
+        assert {site for site in columns["site"] if site is not None} == set(range(len(sites))), kernel.name
+        verbs = {(site, verb) for site, verb in zip(columns["site"], columns["verb"], strict=True)}
+        assert verbs == {*((n, site["kind"]) for n, site in enumerate(sites)), (None, "end")}
+        assert not any("cannot be told from the machine code" in finding for finding in columns["finding"])
+
+
+def test_the_audit_tells_that_a_mark_parts_loads(tmp_path: Path) -> None:
+    """The clean layer norm asks for weights before its last barriers; a clock read holds them back."""
+    text = gzip.decompress((FOLDER / "triton_3.6.0_layer_norm_90.ptx.gz").read_bytes()).decode()
+    found = instrument(text)
+    builds = [assembled(own, tmp_path, name).cubin for own, name in ((found.text, "marked"), (text, "clean"))]
+    sites = found.kernels[0].site_set
+    assert sites is not None
+    audit = audit_builds((builds[0], "layer_norm"), (builds[1], "layer_norm"), sites["sites"], {})
+    assert any("marking changed the schedule" in finding for finding in audit["columns"]["finding"])

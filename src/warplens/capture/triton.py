@@ -28,7 +28,7 @@ import numpy as np
 from warplens import __version__, layout
 from warplens.capture import driver, machine
 from warplens.capture.arena import Arena
-from warplens.capture.audited import not_audited
+from warplens.capture.audited import audit_builds, not_audited
 from warplens.capture.calibrate import Calibrator
 from warplens.capture.library import Function
 from warplens.capture.modules import read_site_sets, registers_and_frame
@@ -90,6 +90,7 @@ class _Kernel:
     warps: int
     shared_bytes: int
     cluster: tuple[int, int, int]
+    cubin: bytes
 
 
 class TritonCapture:
@@ -231,14 +232,25 @@ class TritonCapture:
             "traced_ns": None,
             "not_measured": "the launches are the program's own: none was added to compare with",
             "mark_cost_cycles": None,
-            "audit": not_audited("the audit does not read the marks of instrumented PTX yet"),
+            "audit": None,
             "instrumented": {"from": "ptx", "level": self.options.selection.level, "ptx_target": facts.arch},
         }
         cluster = tuple(getattr(facts, "cluster_dims", None) or (getattr(facts, "num_ctas", 1) or 1, 1, 1))
-        return _Kernel(kernel.name, entry, site_set, len(self._kernels), launch.threads // 32, facts.shared, cluster)
+        return _Kernel(
+            kernel.name,
+            entry,
+            site_set,
+            len(self._kernels),
+            launch.threads // 32,
+            facts.shared,
+            cluster,
+            kernel.asm["cubin"],
+        )
 
     def _read(self, gpu: _Gpu) -> Recording:
         chunks, lost_events, lost_chunks = gpu.drain()
+        for own in self._kernels:
+            own.entry["audit"] = _audited(own)
         launches = self._manifest_launches(chunks, lost_events, lost_chunks)
         manifest = {
             "format": "wlens",
@@ -429,6 +441,14 @@ class _Gpu:
         self.arena.switch_off(0)  # the program may launch its marked kernels again
         written = drained.chunks[drained.chunks[:, layout.WORD_META] != 0]
         return written, drained.lost_events, drained.lost_chunks
+
+
+def _audited(kernel: _Kernel) -> dict[str, Any]:
+    """The audit of the traced build alone: the clean one is not kept. It may not harm the program either."""
+    try:
+        return audit_builds((kernel.cubin, kernel.name), None, kernel.site_set["sites"], {})
+    except Exception as error:
+        return not_audited(f"the audit failed: {error}")
 
 
 def _clean_resources(ptx: str, launch: Launch, traced: dict[str, int]) -> dict[str, int] | None:

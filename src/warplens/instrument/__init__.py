@@ -14,7 +14,7 @@ from typing import Any, Final
 from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.flow import Flow
-from warplens.instrument.insert import Inserter, Piece
+from warplens.instrument.insert import Inserter, Piece, marks_file
 from warplens.instrument.read import STATEMENT, Function, Module, read, splice
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
 from warplens.instrument.sites import Plan, Planner, Selection
@@ -73,6 +73,8 @@ def instrument(
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
     symbols = [_descriptor(module), *(entry.symbol for entry in out)]
+    if number := marks_file(module):
+        symbols.append(f'.file {number} "{layout.MARKS_FILE}"')
     if any(entry.needs_shared for entry in out):
         symbols.append(f".shared .align 4 .b32 {_OWN_SHARED};")
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))

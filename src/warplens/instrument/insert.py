@@ -7,22 +7,29 @@ of it. Marks that no branch and no label parts ask for space once.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final
 
 from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.flow import Block, Flow, Instruction
-from warplens.instrument.read import LINE, STATEMENT
-from warplens.instrument.recorder import MOST_MARKS, Recorder
+from warplens.instrument.read import LINE, STATEMENT, Module
+from warplens.instrument.recorder import END_CODE, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
 from warplens.layout import Verb
 
 Piece = tuple[int, int, str]
+_NO_MARK: Final = 1  # a line that is the code of none
 _LEAVES: Final = frozenset({"ret", "exit"})
 _JUMPS: Final = frozenset({"bra", "brx", "ret", "exit", "trap"})
 _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volatile.global", "ld.weak")
+
+
+def marks_file(module: Module) -> int:
+    """The number by which line information names what marks are made of; 0 for a module that has no lines."""
+    return max(module.files, default=-1) + 1 if module.files else 0
 
 
 class Inserter:
@@ -35,15 +42,21 @@ class Inserter:
         self._rare: list[str] = []
         self._scopes = Scopes(flow)
         self.pieces: list[Piece] = []
+        self._places = [
+            (start, flow.module.source(index))
+            for index, (kind, start, _) in enumerate(self._statements[: flow.function.last])
+            if index >= flow.function.first and kind == LINE and flow.module.text.startswith(".loc", start)
+        ]
+        self._file = marks_file(flow.module)
 
     def insert(self) -> list[Piece]:
         """Raises PtxError where a mark cannot be placed."""
         body = self._statements[self._flow.function.first - 1].end
         self.pieces.append((body, body, _lines(self._recorder.declarations())))
         begin = self._begin_of_code()
-        self.pieces.append((begin, begin, _lines(self._recorder.begin())))
-        ask, opened = self._places_to_open()
         code = 1 << layout.CODE_SITE_SHIFT | Verb.PHASE << layout.CODE_VERB_SHIFT
+        self._add(begin, self._recorder.begin(), code)
+        ask, opened = self._places_to_open()
         self._add(ask, self._recorder.ask())
         self._add(opened, self._recorder.open(code))
         for run in self._runs():
@@ -121,7 +134,7 @@ class Inserter:
                 text += [*recorder.clock(), *recorder.store("%wl_r1", code, slot, guard)]
             if mark is run[-1]:
                 text += recorder.advance(len(run), guard)
-            self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text)
+            self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
 
     def _run_straight(self, run: list[Mark]) -> None:
         recorder = self._recorder
@@ -129,7 +142,7 @@ class Inserter:
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             text = recorder.settle() if mark.settles else []
             text += [*recorder.clock(), *recorder.store("%wl_r1", code, self._plan.marks.index(mark) + 1)]
-            self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text)
+            self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
 
     def _next(self) -> int:
         self._number += 1
@@ -144,10 +157,10 @@ class Inserter:
         if own.predicate:
             skip = f"$wl_stay_{self._number}"
             sign = "" if own.negated else "!"
-            self._add(start, [f"@{sign}{own.predicate} bra {skip};", *text])
+            self._add(start, [f"@{sign}{own.predicate} bra {skip};", *text], END_CODE)
             self._add(self._statements[own.statement].end, [f"{skip}:"])
         else:
-            self._add(start, text)
+            self._add(start, text, END_CODE)
 
     def _finish(self) -> None:
         """What is rare goes behind the last instruction."""
@@ -156,10 +169,14 @@ class Inserter:
         if self._scopes.depth(last.statement):
             end = self._statements[self._flow.function.last].start
         if last.name not in _JUMPS or last.predicate:  # falls off the end, which is a ret
-            self._add(end, [*self._recorder.end(self._next(), False), "ret;"])
+            self._add(end, [*self._recorder.end(self._next(), False), "ret;"], END_CODE)
         self._add(end, self._rare)
 
-    def _add(self, at: int, lines: list[str]) -> None:
+    def _add(self, at: int, lines: list[str], code: int = _NO_MARK) -> None:
+        """Lines at a place in the text, named in the line information as those of the mark with this code."""
+        before = bisect_left(self._places, (at, "")) - 1
+        if self._file and before >= 0 and lines:
+            lines = [f".loc {self._file} {code} 0", *lines, self._places[before][1]]
         self.pieces.append((at, at, _lines(lines)))
 
 

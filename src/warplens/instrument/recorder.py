@@ -37,7 +37,7 @@ _STRIDE: Final = layout.CURSOR_COUNT * layout.CHUNK_BYTES
 _SLAB_SHIFT: Final = layout.CURSOR_COUNT.bit_length() - 1
 _RECIPROCAL: Final = -(-(1 << 35) // layout.RECORD_SLOTS)
 _RECIPROCAL_SHIFT: Final = 3  # n / 26 is the high half of n times this, without its low bits
-_END: Final = int(Control.END) << layout.CODE_VERB_SHIFT
+END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
 _WARPS: Final = (1 << layout.META_WARP_BITS) - 1
 _NO_SPACE: Final = 0xFFFFFFFF & ~_WARPS
 _LOST: Final = 1 << 31
@@ -297,7 +297,7 @@ class Recorder:
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {_FULL - 4}, %wl_p5;",
             *self._is_full("%wl_r9", number, together),
-            *self.store("%wl_now", _END, 0),
+            *self.store("%wl_now", END_CODE, 0),
             *self._held(),
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
@@ -320,7 +320,7 @@ class Recorder:
         return [
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_q2, %globaltimer;",
-            *self.store("%wl_now", _END, records),
+            *self.store("%wl_now", END_CODE, records),
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
             f"setp.ge.u32 %wl_p2, %wl_lo, {_LOST};",
