@@ -13,7 +13,6 @@ import datetime
 import functools
 import hashlib
 import importlib
-import io
 import platform
 import re
 import sys
@@ -31,11 +30,11 @@ from warplens.capture.arena import Arena
 from warplens.capture.audited import audit_builds, not_audited
 from warplens.capture.calibrate import Calibrator
 from warplens.capture.library import Function
-from warplens.capture.modules import read_site_sets, registers_and_frame
+from warplens.capture.modules import read_site_sets
 from warplens.capture.recording import Recording
-from warplens.capture.residency import Launch
-from warplens.errors import PtxError, UsageError
-from warplens.instrument import Instrumented, Selection, instrument
+from warplens.capture.triton_builds import Choice, StagesHook, clean_resources, launch_of
+from warplens.errors import UsageError
+from warplens.instrument import Selection
 
 _LEAST_VERSION: Final = (3, 6)
 _KEY_FROM_HOOK: Final = (3, 7)
@@ -102,6 +101,8 @@ class TritonCapture:
     def __init__(self, options: TritonOptions | None = None) -> None:
         self.options = options or TritonOptions()
         self.notes: list[str] = []
+        own = self.options
+        self._choice = Choice(own.kernels, own.selection, own.key, self.tell, self.notes)
         self._undo: list[Callable[[], None]] = []
         self._seen: dict[int, _Kernel | None] = {}
         self._kept: list[Any] = []  # compiled kernels, so that no other gets the id of one that is gone
@@ -131,7 +132,7 @@ class TritonCapture:
             return
         runtime, compilation = triton.knobs.runtime, triton.knobs.compilation
         previous = runtime.add_stages_inspection_hook
-        self._patch(runtime, "add_stages_inspection_hook", _StagesHook(self, previous))
+        self._patch(runtime, "add_stages_inspection_hook", StagesHook(self._choice, previous))
         if _version(triton) < _KEY_FROM_HOOK:
             self._patch(compilation, "instrumentation_mode", self.options.key)
         compiled = importlib.import_module("triton.compiler.compiler").CompiledKernel
@@ -216,7 +217,7 @@ class TritonCapture:
 
     def _entry(self, kernel: Any, site_set: dict[str, Any]) -> _Kernel:
         facts = kernel.metadata
-        launch = _launch_of(kernel.asm["ptx"], {"num_warps": facts.num_warps, "shared": facts.shared})
+        launch = launch_of(kernel.asm["ptx"], {"num_warps": facts.num_warps, "shared": facts.shared})
         native = Function(driver.bindings().CUfunction(kernel.function), kernel.name)
         traced = native.resources(launch.threads, facts.shared)
         if any(
@@ -226,7 +227,7 @@ class TritonCapture:
         entry = {
             "name": kernel.name,
             "site_set": site_set["name"],
-            "clean": _clean_resources(kernel.asm["ptx"], launch, traced),
+            "clean": clean_resources(kernel.asm["ptx"], launch, traced),
             "traced": traced,
             "clean_ns": None,
             "traced_ns": None,
@@ -308,108 +309,6 @@ class TritonCapture:
 _MEMBER: Final = "records/000000.u32"
 
 
-class _StagesHook:
-    """What Triton calls: with no arguments for a key of its caches, with five when it is about to compile."""
-
-    def __init__(self, capture: TritonCapture, previous: Any) -> None:
-        self._capture, self._previous = capture, previous
-
-    def __call__(self, *arguments: Any) -> Any:
-        if not arguments:
-            before = self._previous() if self._previous is not None else ("", "")
-            key = f"{before[0]}{self._capture.options.key}"
-            return key, hashlib.sha256(key.encode()).hexdigest()
-        out = self._previous(*arguments) if self._previous is not None else None
-        stages = arguments[1]
-        if "ptx" in stages and "cubin" in stages:
-            built = _Built(self._capture, stages["ptx"], stages["cubin"])
-            stages["ptx"], stages["cubin"] = built.ptx, built.cubin
-        return out
-
-
-class _Built:
-    """The last two stages of one compilation: which marks the kernel gets is chosen by what they would cost it."""
-
-    def __init__(self, capture: TritonCapture, ptx: Any, cubin: Any) -> None:
-        self._capture, self._ptx, self._cubin = capture, ptx, cubin
-        self._assembled: dict[str, Any] = {}
-
-    def ptx(self, source: Any, metadata: Any) -> Any:
-        """Triton's PTX with marks, or as it is where it cannot have any."""
-        text = self._ptx(source, metadata)
-        name = str(metadata.get("name", ""))
-        if not isinstance(text, str) or not re.search(self._capture.options.kernels or "", name):
-            return text
-        try:
-            return self._marked(text, name, metadata)
-        except Exception as error:  # recording must not harm the program
-            self._capture.tell(f"{name} is not marked: {str(error).strip() or type(error).__name__}")
-            return text
-
-    def cubin(self, source: Any, metadata: Any) -> Any:
-        """The machine code of what `ptx` gave."""
-        found = self._assembled.get(source) if isinstance(source, str) else None
-        return self._cubin(source, metadata) if found is None else found
-
-    def _marked(self, text: str, name: str, metadata: Any) -> str:
-        """The marks that are wanted, or fewer, so that nothing spills and as many blocks fit on an SM as before."""
-        wanted = self._capture.options.selection
-        launch = _launch_of(text, metadata)
-        clean = self._assemble(text, metadata)
-        blocks = launch.blocks(clean[0])
-        tried = []
-        for selection in (wanted, *_FEWER):
-            for most in (None, launch.most_registers(blocks)):
-                found = instrument(text, selection, most_registers=most)
-                marked = f"{found.text}\n{_CLEAN} {clean[0]} {clean[1]}\n"
-                registers, frame = self._assemble(marked, metadata)
-                if frame > clean[1]:  # it spills; ptxas may do so by its own choice, and not with a limit
-                    continue
-                fits = launch.blocks(registers)
-                tried.append((fits, marked, found, selection is wanted))
-                if fits >= blocks:
-                    break
-            if tried and tried[-1][0] >= blocks:
-                break
-        if not tried:
-            raise PtxError("its registers would spill, even if its begin and end alone were marked")
-        fits, marked, found, as_wanted = tried[-1] if tried[-1][0] >= blocks else tried[0]
-        if fits < blocks:
-            self._capture.tell(f"{name}: its marks leave {fits} blocks on an SM instead of {blocks}")
-        self._tell_of(found, name, as_wanted)
-        return marked
-
-    def _tell_of(self, found: Instrumented, name: str, as_wanted: bool) -> None:
-        """Tells what is not marked."""
-        if not as_wanted:
-            self._capture.tell(f"{name} has no registers for all of its marks: fewer are taken")
-        for kernel in found.kernels:
-            self._capture.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
-
-    def _assemble(self, text: str, metadata: Any) -> tuple[int, int]:
-        """Registers and bytes of local memory; keeps the machine code. What Triton prints of a failure is dropped."""
-        with contextlib.redirect_stdout(io.StringIO()):
-            self._assembled[text] = self._cubin(text, metadata)
-        return registers_and_frame(self._assembled[text])
-
-
-_FEWER: Final = (Selection("coarse"), Selection("coarse", kinds=()))
-"""What is tried where the marks that are wanted spill: those outside of loops, then the kernel's begin and end."""
-_CLEAN: Final = "// warplens: registers and local bytes of the clean build:"
-
-
-def _launch_of(text: str, metadata: Any) -> Launch:
-    arch = re.search(r"\.target\s+sm_(\d+)", text)
-    threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", text)
-    shared = sum(int(size) for size in re.findall(r"\.shared\b[^;]*?\.b8\s+[\w$]+\[(\d+)\]", text))
-    warps = int(metadata.get("num_warps", 4))
-    return Launch(
-        int(arch[1]) if arch else 0,
-        int(threads[1]) if threads else 32 * warps,
-        int(metadata.get("shared", 0) or 0) + shared,
-    )
-
-
 class _Gpu:
     """Memory for records on one GPU, and its clocks."""
 
@@ -449,16 +348,6 @@ def _audited(kernel: _Kernel) -> dict[str, Any]:
         return audit_builds((kernel.cubin, kernel.name), None, kernel.site_set["sites"], {})
     except Exception as error:
         return not_audited(f"the audit failed: {error}")
-
-
-def _clean_resources(ptx: str, launch: Launch, traced: dict[str, int]) -> dict[str, int] | None:
-    """What the clean build takes, as the marked PTX notes it; None where an SM's blocks cannot be told as the driver
-    does."""
-    found = re.search(rf"{re.escape(_CLEAN)} (\d+) (\d+)", ptx)
-    if found is None or launch.blocks(traced["registers"]) != traced["resident_blocks"]:
-        return None
-    registers, frame = int(found[1]), int(found[2])
-    return {**traced, "registers": registers, "local_bytes": frame, "resident_blocks": launch.blocks(registers)}
 
 
 def _version(triton: Any) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.instrument.test_read import SMALL
 from warplens import layout
 from warplens.capture import triton as capture_triton
+from warplens.capture import triton_builds
 from warplens.capture.residency import Launch
 from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
 from warplens.errors import SitesError, UsageError
@@ -85,7 +86,7 @@ def compiled(fake: Fake, text: str = WAITS, name: str = "k") -> tuple[str, Any]:
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """No marks spill here."""
-    monkeypatch.setattr(capture_triton, "registers_and_frame", lambda _: (32, 0))
+    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda _: (32, 0))
 
 
 def test_everything_is_as_before_when_the_block_ends(fake: Fake) -> None:
@@ -185,12 +186,12 @@ def test_ptx_that_cannot_be_marked_runs_as_it_is(fake: Fake, roomy: None) -> Non
 
 
 def test_marks_that_spill_give_way_to_fewer_and_in_the_end_to_none(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_triton, "registers_and_frame", lambda text: (40, 8 * text.count("wait barrier 0")))
-    monkeypatch.setattr(capture_triton, "instrument", stand_in)
+    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda text: (40, 8 * text.count("wait barrier 0")))
+    monkeypatch.setattr(triton_builds, "instrument", stand_in)
     with pytest.warns(TritonWarning, match="k has no registers for all of its marks"), TritonCapture():
         fewer, _ = compiled(fake)
     assert fewer.startswith("// coarse ()")
-    monkeypatch.setattr(capture_triton, "registers_and_frame", lambda text: (40, 8 * ("//" in text)))
+    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda text: (40, 8 * ("//" in text)))
     with pytest.warns(TritonWarning, match="k is not marked: its registers would spill"), TritonCapture():
         none, _ = compiled(fake)
     assert none == WAITS
@@ -210,7 +211,7 @@ def test_marks_that_leave_fewer_blocks_are_tried_with_fewer_registers(
     text = WAITS.replace(".visible .entry k(.param .u32 n)", ".visible .entry k(.param .u32 n)\n.reqntid 256")
     registers = {True: 40, False: 50}
     monkeypatch.setattr(
-        capture_triton,
+        triton_builds,
         "registers_and_frame",
         lambda own: (40 if "warplens" not in own else registers[".maxnreg 40" in own], 0),
     )
