@@ -94,7 +94,9 @@ def record(
         note=note,
     )
     recorded = Recorded(TritonCapture(options))
-    with recorded._capture:
-        yield recorded
-    if path is not None and recorded._capture.recording() is not None:
-        recorded.save(path)
+    try:
+        with recorded._capture:
+            yield recorded
+    finally:  # also when the program fails
+        if path is not None and recorded._capture.recording() is not None:
+            recorded.save(path)

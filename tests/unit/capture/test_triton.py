@@ -5,20 +5,26 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests import synthesis
+from tests.unit.instrument import test_recorder as recorder
 from tests.unit.instrument.test_read import SMALL
 from warplens import layout
 from warplens.capture import triton as capture_triton
 from warplens.capture import triton_builds
+from warplens.capture.recording import Recording
 from warplens.capture.residency import Launch
 from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
 from warplens.errors import SitesError, UsageError
 from warplens.instrument import Selection
+from warplens.trace import Trace
+from warplens.trace import open as open_trace
 from warplens.triton import record
 
 WAITS = SMALL.replace("\tret;", "\tbar.sync 0;\n\tst.global.u32 [%r1], 1;\n\tret;")
@@ -168,6 +174,23 @@ def test_without_triton_the_program_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
         _ = recorded.trace
 
 
+def test_a_program_that_fails_keeps_what_was_recorded(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del fake
+    made = synthesis.fake_recording()
+    kept = Recording(made.manifest, made.records)
+    monkeypatch.setattr(TritonCapture, "recording", lambda _: kept)
+
+    def program() -> None:
+        with record(tmp_path / "run.wlens"):
+            raise ValueError("of the program")
+
+    with pytest.raises(ValueError, match="of the program"):
+        program()
+    assert len(open_trace(tmp_path / "run.wlens").spans) > 0
+
+
 @pytest.mark.usefixtures("roomy")
 def test_kernels_whose_name_fits_are_marked(fake: Fake) -> None:
     with TritonCapture(TritonOptions(kernels="^k$")):
@@ -250,6 +273,41 @@ def test_grids_go_to_launches_of_their_kernel_in_order() -> None:
     assert capture_triton._launch_grids(chunks_of((9, 1), (7, 1), (8, 2)), launches) == [7, 8, 9, None]
     assert capture_triton._launch_grids(chunks_of((8, 2)), launches) == [None, 8, None, None]
     assert capture_triton._launch_grids(chunks_of(), launches) == [None] * 4
+
+
+class FakeGpu:
+    """Memory that holds what a machine wrote."""
+
+    device, step_ns, facts = 0, 32, None
+
+    def __init__(self, chunks: Any, lost: tuple[int, int]) -> None:
+        self.chunks, self.lost = chunks, lost
+        self.state_before, self.calibration = None, list[dict[str, Any]]()
+
+    def drain(self) -> tuple[Any, int, int]:
+        return self.chunks, *self.lost
+
+
+def test_what_is_read_is_a_trace_also_where_launches_found_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = recorder.run(recorder.STRAIGHT.format(threads=64), grid=3, turns=recorder.DESCRIPTOR + 64)
+    sites = done.trace.manifest["site_sets"][0]
+    monkeypatch.setattr("warplens.capture.machine.clock_state", lambda _: None)
+    monkeypatch.delattr(capture_triton, "audit_builds")
+    capture = TritonCapture(TritonOptions(note="a note"))
+    resources = {"registers": 40, "shared_bytes": 0, "local_bytes": 0, "resident_blocks": 6}
+    entry = {"name": "straight", "site_set": sites["name"], "clean": None, "traced": resources, "clean_ns": None}
+    entry |= {"traced_ns": None, "not_measured": "none was added", "mark_cost_cycles": None}
+    kernel = capture_triton._Kernel("straight", entry, sites, 0, 2, 0, (1, 1, 1), b"no cubin")
+    capture._kernels.append(kernel)
+    capture._launches += [(kernel, (3, 1, 1), 0), (kernel, (3, 1, 1), 0)]
+    recording = capture._read(FakeGpu(done.chunks, (30, 6)))  # type: ignore[arg-type]
+    trace = Trace.from_recording(recording)
+    assert [launch["records"] is None for launch in trace.manifest["launches"]] == [False, True]
+    assert sum(launch["lost_events"] for launch in trace.manifest["launches"]) == 30
+    assert len(trace.spans) == 3 * 2 * len(sites["sites"])
+    assert "lost_events" in set(trace.problems["kind"])
+    assert trace.manifest["note"] == "a note"
+    assert "the audit failed" in trace.manifest["kernels"][0]["audit"]["not_audited"]
 
 
 def test_options_that_cannot_be_meant_are_refused() -> None:
