@@ -19,7 +19,7 @@ from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT, Functi
 if TYPE_CHECKING:
     from warplens.instrument.lanes import Lanes
 
-_INSTRUCTION: Final = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s*)?([a-z][\w.:]*)\s*(.*?)\s*;\Z", re.DOTALL)
+_INSTRUCTION: Final = re.compile(r"(?:@\s*+(!?)\s*+([\w$%]++)\s*+)?([a-z][\w.:]*+)(.*)", re.DOTALL)
 _LOC: Final = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+)\s+(\d+))?", re.DOTALL)
 _OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):(\d+):(\d+)[\s\]]*\Z")
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
@@ -119,10 +119,10 @@ class Flow:
             if kind == STATEMENT:
                 if module.text[start] == ".":
                     continue
-                found = _INSTRUCTION.match(module.bare(index))
+                found = _INSTRUCTION.match(module.bare(index).rstrip("; \t\r\n").lstrip())
                 if found:
                     negated, predicate, opcode, operands = found.groups()
-                    own = Instruction(index, predicate or "", negated == "!", opcode, operands, place)
+                    own = Instruction(index, predicate or "", negated == "!", opcode, operands.strip(), place)
                     self.code.append(own)
                     self._scopes.append(tuple(scope))
             elif kind == LINE:

@@ -15,29 +15,32 @@ from typing import Final, NamedTuple
 
 from warplens.errors import PtxError
 
-_GAP: Final = r"(?://[^\n]*|/\*(?:[^*]|\*(?!/))*\*/|\s+)*"
-_REST: Final = r'(?:(?:"(?:[^"\\]|\\.)*"|//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/|/)[^;/"]*)*'
-_UNTIL_BODY: Final = r'[^{;/"]*(?:(?:"(?:[^"\\]|\\.)*"|//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/|/)[^{;/"]*)*'
+# Every repetition is possessive, and what is never closed ends with the text: reading takes time in proportion to it.
+_STRING: Final = r'"(?:[^"\\]|\\.)*+(?:"|\Z)'
+_REMARK: Final = r"(?://[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z))"
+_GAP: Final = rf"(?:\s|{_REMARK})*+"
+_REST: Final = rf'[^;/"]*+(?:(?:{_STRING}|{_REMARK}|/)[^;/"]*+)*+'
+_UNTIL_BODY: Final = rf'[^{{;/"]*+(?:(?:{_STRING}|{_REMARK}|/)[^{{;/"]*+)*+'
 _TOKEN: Final = re.compile(
-    r"\s*(?:(?P<comment>//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)"
-    r"|(?P<line>\.loc\s+\d+\s+\d+\s+\d+"
-    r"(?:\s*,\s*function_name\s+[\w$.]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+\d+\s+\d+\s+\d+)?"
-    r'|\.file\s+\d+\s+"(?:[^"\\]|\\.)*"(?:\s*,\s*\d+\s*,\s*\d+)?'
-    r"|\.version\s+\d+\.\d+|\.target\s+\w+(?:\s*,\s*\w+)*|\.address_size\s+\d+)"
-    r'|(?P<section>\.section\s+[\w.$]+\s*\{[^{}"]*(?:"(?:[^"\\]|\\.)*"[^{}"]*)*\})'
-    r"|(?P<label>[A-Za-z_$%][\w$]*" + _GAP + r":(?!:))"
-    r"|(?P<head>(?:\.(?:visible|weak|extern|common)\b" + _GAP + r")*\.(?:entry|func)\b" + _UNTIL_BODY + r"(?=[{;]))"
-    r'|(?P<statement>[^\s{}/;][^;/"]*' + _REST + r";|;)"
-    r"|(?P<open>\{)|(?P<close>\})|(?P<other>\S))|\s+",
+    rf"\s*+(?:(?P<comment>{_REMARK})"
+    r"|(?P<line>\.loc\s++\d++\s++\d++\s++\d++"
+    r"(?:\s*+,\s*+function_name\s++[\w$.]++(?:\s*+\+\s*+\d++)?\s*+,\s*+inlined_at\s++\d++\s++\d++\s++\d++)?"
+    rf"|\.file\s++\d++\s++{_STRING}(?:\s*+,\s*+\d++\s*+,\s*+\d++)?"
+    r"|\.version\s++\d+\.\d++|\.target\s++\w++(?:\s*+,\s*+\w++)*+|\.address_size\s++\d++)"
+    rf'|(?P<section>\.section\s++[\w.$]++\s*+\{{[^{{}}"]*+(?:{_STRING}[^{{}}"]*+)*+\}})'
+    rf"|(?P<label>[A-Za-z_$%][\w$]*+{_GAP}:(?!:))"
+    rf"|(?P<head>(?:\.(?:visible|weak|extern|common)\b{_GAP})*+\.(?:entry|func)\b{_UNTIL_BODY}(?=[{{;]|\Z))"
+    rf"|(?P<statement>[^\s{{}}/;]{_REST}(?:;|\Z)|;)"
+    r"|(?P<open>\{)|(?P<close>\})|(?P<other>\S))|\s++",
     re.DOTALL,
 )
 _KINDS: Final = sorted(_TOKEN.groupindex, key=_TOKEN.groupindex.__getitem__)
 COMMENT, LINE, SECTION, LABEL, HEAD, STATEMENT, OPEN, CLOSE, OTHER = range(1, len(_KINDS) + 1)
-_NAME: Final = re.compile(r"\.(entry|func)\b" + _GAP + r"(?:\((?:[^()]|\([^()]*\))*\)" + _GAP + r")?([\w$%.]+)")
-_COMMENT: Final = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/')
+_NAME: Final = re.compile(rf"\.(entry|func)\b{_GAP}(?:\((?:[^()]|\([^()]*+\))*+\){_GAP})?([\w$%.]+)")
+_COMMENT: Final = re.compile(rf"({_STRING})|{_REMARK}", re.DOTALL)
 
 
-_FILE: Final = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"')
+_FILE: Final = re.compile(r'\.file\s++(\d++)\s++"((?:[^"\\]|\\.)*+)"')
 
 
 class Statement(NamedTuple):

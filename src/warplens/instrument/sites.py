@@ -235,7 +235,7 @@ class Planner:
                 continue
             following = (m for m in self._marks[number:] if m.verb in (Verb.PHASE, Verb.WAIT))
             end = next((mark.index + mark.behind for mark in following), len(code))
-            stretch = code[start : max(end, start + 1)]
+            stretch = code[start : max(end, start + 1)] or code[-1:]
             at = next((n for n, own in enumerate(stretch, start) if own.place[1]), min(start, len(code) - 1))
             words = list(notable(stretch))[:3]
             name = self._named(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warplens.errors import PtxError
+from warplens.instrument import Selection, instrument
 from warplens.instrument.flow import Flow
 from warplens.instrument.read import LABEL, OTHER, STATEMENT, read, splice, without_comments
 
@@ -72,6 +77,46 @@ def test_any_text_is_cut_without_loss_or_refused_with_its_line(text: str) -> Non
         assert start >= ends
         assert end > start
         ends = end
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" + " " * 200_000 + "b",
+        "/* " * 70_000,
+        '"' + "x " * 100_000,
+        ".entry k (" * 20_000,
+        "$label " + "// c\n" * 40_000,
+        "@ " * 100_000 + ";",
+        ".section s { " * 20_000 + "}" * 20_000,
+        "mov.u32 %r1, " + " " * 200_000 + "1 ;" * 2,
+        ".file 1 " + "\\" * 100_000,
+    ],
+    ids=["spaces", "comments", "string", "heads", "label", "predicates", "sections", "operands", "backslashes"],
+)
+def test_text_that_is_never_closed_takes_time_in_proportion(text: str) -> None:
+    begin = time.process_time()
+    for whole in (text, SMALL.replace("ret;", text)):
+        with contextlib.suppress(PtxError):
+            instrument(whole)
+    assert time.process_time() - begin < 2
+
+
+def test_damaged_modules_are_marked_or_refused(some: dict[str, str]) -> None:
+    texts = [text for text in some.values() if len(text) < 30_000]
+    chance = random.Random(7)
+    for _ in range(60):
+        lines = chance.choice(texts).splitlines(keepends=True)
+        for _ in range(chance.randint(1, 4)):
+            at = chance.randrange(len(lines))
+            if chance.random() < 0.5:
+                del lines[at : at + chance.randint(1, 30)]
+            else:
+                cut = chance.randrange(len(lines[at]) + 1)
+                piece = chance.choice(["{", "}", ";", "/*", '"', "//", ":", "@", "bra ", "ret;", ","])
+                lines[at] = lines[at][:cut] + piece + lines[at][cut:]
+        with contextlib.suppress(PtxError):
+            instrument("".join(lines), Selection("all"))
 
 
 def test_odd_spacing_comments_and_future_instructions() -> None:
