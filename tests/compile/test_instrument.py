@@ -15,7 +15,7 @@ import pytest
 
 from tests.machine_code import tool
 from warplens import layout
-from warplens.capture.audited import audit_builds
+from warplens.capture.audited import audit_builds, disassemble
 from warplens.capture.modules import read_site_sets, registers_and_frame
 from warplens.instrument import Instrumented, Selection, instrument
 
@@ -109,3 +109,15 @@ def test_the_audit_tells_that_a_mark_parts_loads(tmp_path: Path) -> None:
     assert sites is not None
     audit = audit_builds((builds[0], "layer_norm"), (builds[1], "layer_norm"), sites["sites"], {})
     assert any("marking changed the schedule" in finding for finding in audit["columns"]["finding"])
+
+
+@pytest.mark.parametrize("name", ["triton_3.6.0_matmul_90", "nvrtc_sm_90a", "nvrtc_sm_80"])
+def test_marks_let_no_lanes_go_that_wait(name: str, tmp_path: Path) -> None:
+    """A YIELD releases lanes that wait where their warp meets again: marks may add none (ADR 12)."""
+    text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
+    clean, marked = (assembled(own, tmp_path, "kernel").cubin for own in (text, instrument(text).text))
+    assert yields(marked) <= yields(clean)
+
+
+def yields(cubin: bytes) -> int:
+    return len(re.findall(r"\bYIELD\b", disassemble(cubin)))

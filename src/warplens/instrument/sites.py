@@ -235,29 +235,23 @@ class Planner:
                 continue
             following = (m for m in self._marks[number:] if m.verb in (Verb.PHASE, Verb.WAIT))
             end = next((mark.index + mark.behind for mark in following), len(code))
-            stretch = code[start : max(end, start + 1)] or code[-1:]
-            at = next((n for n, own in enumerate(stretch, start) if own.place[1]), min(start, len(code) - 1))
-            words = list(notable(stretch))[:3]
-            name = self._named(
-                at, ", ".join(words), max(own.place[1] for own in stretch if own.place[0] == code[at].place[0])
-            )
+            first = min(start, len(code) - 1)  # a mark may stand behind the last instruction
+            stretch = code[first : max(end, first + 1)]
+            at = next((n for n, own in enumerate(stretch, first) if own.place[1]), first)
+            until = max((own.place[1] for own in stretch if own.place[0] == code[at].place[0]), default=0)
+            name = self._named(at, ", ".join([*notable(stretch)][:3]), until)
             number_of_file, line, _ = code[at].place
             file = self._files.get(number_of_file, "") if line else ""
             site |= {"name": name, "file": file, "line": line if file else self._ptx_line(at)}
 
     def _renumber(self) -> None:
-        """Leaves out sites without a mark, and phases that are not selected; names are told apart."""
-        self._marks = [mark for mark in self._marks if self._is_wanted(mark)]
+        """Leaves out sites without a mark; names are told apart."""
         used = [1, *dict.fromkeys(mark.site for mark in self._marks)]
         number = {old: new for new, old in enumerate(used, 1)}
         self._sites = [self._sites[old - 1] | {"id": new} for old, new in number.items()]
         for mark in self._marks:
             mark.site = number[mark.site]
         _tell_apart(self._sites)
-
-    def _is_wanted(self, mark: Mark) -> bool:
-        """A phase that ends a wait stays, whatever is selected: else the wait would have no end."""
-        return mark.verb != Verb.PHASE or self._sites[mark.site - 1]["kind"] == "phase"
 
 
 def _tell_apart(sites: Iterable[dict[str, Any]]) -> None:
