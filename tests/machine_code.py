@@ -34,7 +34,8 @@ def tool(program: str) -> str:
     spec = importlib.util.find_spec("nvidia.cu13")
     assert spec is not None, "pip install 'warplens[dev]'"
     assert spec.submodule_search_locations
-    return str(Path(next(iter(spec.submodule_search_locations))) / "bin" / program)
+    found = [Path(root) / "bin" / program for root in spec.submodule_search_locations]
+    return str(next((path for path in found if path.is_file()), found[0]))
 
 
 def disassemble(cubin: bytes, symbol: str, tmp_path: Path) -> list[str]:

@@ -6,6 +6,7 @@
     ├── UsageError                 2: arguments that cannot be meant
     ├── FileError                  3: a file that cannot be used
     │   ├── FormatError               not a .wlens file, damaged or truncated
+    │   ├── PtxError                  PTX that cannot be read, or that holds nothing to mark
     │   └── VersionError              written by a newer major version
     ├── RecordingError             5: nothing could be recorded
     │   ├── CompileError              the compiler refused the source
@@ -51,6 +52,10 @@ class FileError(WarplensError):
 
 class FormatError(FileError):
     """Not a `.wlens` file, or a damaged or truncated one."""
+
+
+class PtxError(FileError):
+    """PTX that cannot be read, or that holds nothing to mark."""
 
 
 class VersionError(FileError):

@@ -167,6 +167,8 @@ SITES_SYMBOL_PREFIX: Final = "warplens_sites_"
 SITE_SEPARATOR: Final = "\x1e"
 FIELD_SEPARATOR: Final = "\x1f"
 TAIL_SEPARATOR: Final = "\x1d"
+MARKS_FILE: Final = "warplens.ptx"
+"""Where the line information of instrumented PTX has what marks are made of; the line is the code of the mark."""
 
 
 DESCRIPTOR = np.dtype(
@@ -187,6 +189,7 @@ CONTROL_LIST_BLOCKS: Final = 24  # u64, bits that there are
 CONTROL_BLOCKS_ENDED: Final = 32  # u64, over all launches; counted while there is a window
 CONTROL_WINDOW_FIRST: Final = 40  # u64, launch
 CONTROL_WINDOW_LAUNCHES: Final = 48  # u64
+CONTROL_SLAB: Final = 56  # u32, chunks that a warp of instrumented PTX takes at once; 0 stands for 1
 CONTROL_FRESH: Final = 128  # from here on it begins anew with each recording
 CONTROL_LOST_EVENTS: Final = 128  # u64
 CONTROL_LOST_CHUNKS: Final = 136  # u64

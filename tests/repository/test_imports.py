@@ -27,7 +27,9 @@ def test_import_warplens_imports_nothing_heavy() -> None:
     assert loaded_after("import warplens").isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("module", ["warplens.capture", "warplens.trace.file"])
+@pytest.mark.parametrize(
+    "module", ["warplens.capture", "warplens.trace.file", "warplens.triton", "warplens.instrument"]
+)
 def test_what_runs_in_the_traced_process_imports_neither_polars_nor_matplotlib(module: str) -> None:
     assert loaded_after(f"import {module}").isdisjoint({"polars", "matplotlib", "torch", "triton", "rich", "click"})
 

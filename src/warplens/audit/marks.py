@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from warplens import layout
 from warplens.audit.flow import Flow
-from warplens.audit.names import Mark, Names, Texts
+from warplens.audit.names import Mark, Names, Texts, decoded
 from warplens.audit.ptx import Ptx
 from warplens.audit.sass import Frame, Instruction
 
-_OURS: Final = re.compile(r"(?:^|[/\\])warplens[/\\](?:warplens\.cuh|detail[/\\]\w+\.(?:cuh|h))$")
+_IN_PTX: Final = re.compile(rf"(?:^|[/\\]){re.escape(layout.MARKS_FILE)}$")
+_OURS: Final = re.compile(rf"(?:^|[/\\])warplens[/\\](?:warplens\.cuh|detail[/\\]\w+\.(?:cuh|h))$|{_IN_PTX.pattern}")
 _RECORDER: Final = re.compile(r"[/\\]warplens\.cuh$")
 _PIN: Final = re.compile(r"[/\\]detail[/\\]landed\.cuh$")
 ENDS_A_PHASE: Final = frozenset({"phase", "wait", "end_phase", "end", ""})
@@ -82,6 +84,8 @@ def find_marks(flow: Flow, sites: Sequence[dict[str, Any]], texts: Texts, ptx: P
     if not flow.section.has_lines:
         why = "no line information: compile with -lineinfo"
         return [Mark(index, "", None, (), why) for index in reads]
+    if any(_IN_PTX.search(frame.file) for index in reads for frame in code[index].frames):
+        return list(_marks_in_ptx(code, reads, sites))
     calls = {index: _call_of(code[index]) for index in reads}
     own = set(_own_reads(flow, calls))
     names = Names(sites, texts, [(code[index], call) for index, call in calls.items() if call is not None], ptx)
@@ -90,6 +94,17 @@ def find_marks(flow: Flow, sites: Sequence[dict[str, Any]], texts: Texts, ptx: P
         for index, call in calls.items()
         if call is not None and not names.is_no_mark(code[index], index in own)
     ]
+
+
+def _marks_in_ptx(code: Sequence[Instruction], reads: Sequence[int], sites: Sequence[dict[str, Any]]) -> Iterator[Mark]:
+    """Marks of instrumented PTX: their lines are their codes."""
+    for index in reads:
+        lines = [frame.line for frame in code[index].frames if _IN_PTX.search(frame.file)]
+        found = decoded(lines[0], len(sites)) if lines else None
+        if found is not None:
+            site, verb = found
+            place = () if site is None else (Frame(str(sites[site]["file"]), int(sites[site]["line"])),)
+            yield Mark(index, verb, site, place)
 
 
 def _call_of(instruction: Instruction) -> tuple[Frame, ...] | None:

@@ -62,6 +62,16 @@ class Mark:
         return self.frames[0] if self.frames else Frame("", 0)
 
 
+def decoded(value: int, sites: int) -> tuple[int | None, str] | None:
+    """Site (from 0, None for none) and verb of a code, where there are so many sites; None for what is no code."""
+    site = value >> layout.CODE_SITE_SHIFT
+    kind = value >> layout.CODE_VERB_SHIFT & ((1 << layout.CODE_VERB_BITS) - 1)
+    name = _OF_SITE.get(kind) if site else _OF_NONE.get(kind)
+    if name is None or not 0 <= site <= sites:
+        return None
+    return (site - 1 if site else None), name
+
+
 class Names:
     """Names the marks of one kernel."""
 
@@ -153,13 +163,7 @@ class Names:
         return {found for found in self._codes[read.ptx_line] if verb in ("", found[1])}
 
     def _decoded(self, value: int) -> tuple[int | None, str] | None:
-        """Site and verb of a code; None for a number that is none."""
-        site = value >> layout.CODE_SITE_SHIFT
-        kind = value >> layout.CODE_VERB_SHIFT & ((1 << layout.CODE_VERB_BITS) - 1)
-        name = _OF_SITE.get(kind) if site else _OF_NONE.get(kind)
-        if name is None or not 0 <= site <= len(self._sites):
-            return None
-        return (site - 1 if site else None), name
+        return decoded(value, len(self._sites))
 
     def _written(self, place: Frame) -> tuple[str, str] | None:
         """Verb and site as the line names them; None when it calls no verb, or several."""

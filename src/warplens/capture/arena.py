@@ -35,11 +35,12 @@ class Drained:
     lost_chunks: int
 
 
-def divide(capacity_bytes: int) -> tuple[int, int]:
+def divide(capacity_bytes: int, *, pool: bool = True) -> tuple[int, int]:
     """Chunks that the cursors hand out, and all chunks, that fit `capacity_bytes` beside the control block.
 
     Half of the chunks are handed out by the cursors, so that warps need not meet; the rest is for those whose cursor
-    is at its end. Raises UsageError below the size of the control block or above 2^31 chunks.
+    is at its end. Without `pool` the cursors hand out all of them: instrumented PTX asks nobody else. Raises UsageError
+    below the size of the control block or above 2^31 chunks.
     """
     chunks = (capacity_bytes - layout.CONTROL_BYTES) // layout.CHUNK_BYTES
     if chunks < 0:
@@ -47,7 +48,8 @@ def divide(capacity_bytes: int) -> tuple[int, int]:
     most = 1 << 31
     if chunks >= most:
         raise UsageError(f"a capacity of {capacity_bytes:,} bytes: at most {most * layout.CHUNK_BYTES:,} can be used")
-    return chunks // 2 // layout.CURSOR_COUNT * layout.CURSOR_COUNT, chunks
+    shared = (chunks // 2 if pool else chunks) // layout.CURSOR_COUNT * layout.CURSOR_COUNT
+    return shared, chunks if pool else shared
 
 
 def divide_ring(capacity_bytes: int) -> tuple[int, int]:
@@ -111,17 +113,26 @@ class Arena:
     """Control block in device memory, and chunks there or, with `mapped`, in host memory that the device writes to.
 
     Mapped, the host sees what is written at once (`look`), and a table of where warps last were follows the chunks.
-    With `newest` the chunks are rings in which the oldest events make room; without, later events are lost.
+    With `newest` the chunks are rings in which the oldest events make room; without, later events are lost. Without
+    `pool` it is for instrumented PTX, whose warps take several chunks at once.
     """
 
-    def __init__(self, capacity_bytes: int, *, mapped: bool = False, newest: bool = False, sm_count: int = 0) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        mapped: bool = False,
+        newest: bool = False,
+        sm_count: int = 0,
+        pool: bool = True,
+    ) -> None:
         self.capacity_bytes, self.mapped, self.newest = capacity_bytes, mapped, newest
         self.states_bytes = 0
         if newest:
             self.chunks, self.states_bytes = divide_ring(capacity_bytes)
             self.shared_chunks = ring_cursors(self.chunks)
         else:
-            self.shared_chunks, self.chunks = divide(capacity_bytes)
+            self.shared_chunks, self.chunks = divide(capacity_bytes, pool=pool)
         chunk_bytes = self.chunks * layout.CHUNK_BYTES
         room = layout.CONTROL_ALIGNMENT + layout.CONTROL_STATES + self.states_bytes
         self._memory = driver.DeviceMemory(room if mapped else room + chunk_bytes)
@@ -149,14 +160,22 @@ class Arena:
         return value
 
     def choose(
-        self, stream: int, *, blocks: Sequence[int] | None = None, window: Window | None = None, **step: int
+        self,
+        stream: int,
+        *,
+        blocks: Sequence[int] | None = None,
+        window: Window | None = None,
+        slab_chunks: int = 0,
+        **step: int,
     ) -> None:
         """Say what is recorded from now on, ordered in `stream`; kernels that are captured in a graph see it too.
 
         `step`: as `layout.choice` takes it. `blocks`: these alone, by linear index. `window`: launches alone, counted
-        from here; then a chunk names the launch by its number instead of its grid id.
+        from here; then a chunk names the launch by its number instead of its grid id. `slab_chunks`: what a warp of
+        instrumented PTX takes at once; it knows neither lists nor windows.
         """
         words = np.zeros(layout.CONTROL_FRESH // 8, "<u8")
+        words.view("<u4")[layout.CONTROL_SLAB // 4] = slab_chunks
         more = 0
         if blocks is not None:
             more |= layout.CHOICE_LIST

@@ -14,6 +14,9 @@ from typing import Any
 from warplens import layout
 from warplens.errors import SitesError
 
+_WITH_DATA = 4  # EIFMT_SVAL
+_FRAME_SIZE = 0x11  # EIATTR_FRAME_SIZE
+_REGISTER_COUNT = 0x2F  # EIATTR_REGCOUNT
 _KINDS = ("phase", "wait", "mark", "range", "arrive")
 
 
@@ -61,6 +64,25 @@ def read_section(elf: bytes, name: str) -> bytes | None:
     return None
 
 
+def registers_and_frame(elf: bytes) -> tuple[int, int]:
+    """Registers of a thread of the module's functions at most, and bytes of local memory, where registers spill to.
+
+    From `.nv.info`, whose entries are a format and an attribute (one byte each) and two bytes of value or of length.
+    """
+    info = read_section(elf, ".nv.info") or b""
+    found = {_REGISTER_COUNT: 0, _FRAME_SIZE: 0}
+    at = 0
+    while at + 4 <= len(info):
+        kind, attribute, length = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if kind != _WITH_DATA:
+            continue
+        if attribute in found and length == 8 and at + 8 <= len(info):  # symbol, value
+            found[attribute] = max(found[attribute], struct.unpack_from("<I", info, at + 4)[0])
+        at += length
+    return found[_REGISTER_COUNT], found[_FRAME_SIZE]
+
+
 def parse_sites(name: str, content: bytes) -> dict[str, Any]:
     """One site set of the manifest from the string that WARPLENS_SITES left in the module."""
     text = content.rstrip(b"\0").decode(errors="replace")
@@ -78,11 +100,16 @@ def parse_sites(name: str, content: bytes) -> dict[str, Any]:
             raise SitesError(f"site {odd!r} of {name!r}: expected a plain name; WARPLENS_SITES_FROM takes other texts")
     sites = []
     for index, row in enumerate(rows, 1):
-        if len(row) != 3:
+        if len(row) not in (3, 5):
             raise SitesError(f"site set {name!r}: site {index} has {len(row)} fields, expected name, kind and resource")
         if row[1] not in _KINDS:
             raise SitesError(f"site {row[0]!r} of {name!r} has kind {row[1]!r}: expected one of {', '.join(_KINDS)}")
-        sites.append({"id": index, "name": row[0], "kind": row[1], "resource": row[2], "file": file, "line": line})
+        place = {"file": file, "line": line}
+        if len(row) == 5:  # of instrumented PTX, whose sites stand anywhere
+            if not re.fullmatch("[0-9]{1,9}", row[4]):
+                raise SitesError(f"site {row[0]!r} of {name!r}: expected the number of a line, found {row[4]!r}")
+            place = {"file": row[3], "line": int(row[4])}
+        sites.append({"id": index, "name": row[0], "kind": row[1], "resource": row[2], **place})
     return {"name": name, "hash": layout.sites_hash(name), "sites": sites}
 
 

@@ -52,6 +52,7 @@ constexpr unsigned kControlListBlocks = 24u;
 constexpr unsigned kControlBlocksEnded = 32u;
 constexpr unsigned kControlWindowFirst = 40u;
 constexpr unsigned kControlWindowLaunches = 48u;
+constexpr unsigned kControlSlab = 56u;
 constexpr unsigned kControlFresh = 128u;
 constexpr unsigned kControlLostEvents = 128u;
 constexpr unsigned kControlLostChunks = 136u;

@@ -1,0 +1,107 @@
+"""`instrument`: marks in the kernels of a PTX module.
+
+In: a file of PTX. Out: a file of PTX, and a list of what is marked in it. Needs no GPU and no compiler.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from warplens.cli.output import console, finish, json_option, print_json, quoted
+from warplens.errors import FileError, UsageError
+from warplens.render.escape import visible, visible_tree
+
+if TYPE_CHECKING:
+    from warplens.instrument import Instrumented
+
+_MAX_BYTES: Final = 256 << 20
+_LEVELS: Final = ("coarse", "waits", "all")
+_KINDS: Final = ("phase", "wait", "arrive", "mark")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PATH", help="Where.")
+@click.option(
+    "--level",
+    type=click.Choice(_LEVELS),
+    default="waits",
+    help="coarse: waits outside of loops; waits: all of them; all: arrivals, issues and fences too.",
+)
+@click.option("-k", "--kernel", metavar="REGEX", help="Only kernels whose name holds it.")
+@click.option("--sites", metavar="REGEX", help="Only sites whose name holds it.")
+@click.option("--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Only sites of this kind; repeatable.")
+@json_option
+def instrument(
+    file: Path,
+    output: Path,
+    level: str,
+    kernel: str | None,
+    sites: str | None,
+    kinds: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Put marks into the kernels of FILE, a PTX module: where they begin, wait and end.
+
+    What else stands in FILE stays as it is. The marks record nothing until the module's symbol warplens_device names
+    memory for records.
+    """
+    import re
+
+    from warplens.instrument import Selection
+    from warplens.instrument import instrument as run
+    from warplens.trace.whole import whole_file
+
+    try:
+        re.compile(kernel or "")
+    except re.error as error:
+        raise UsageError(f"--kernel: {kernel!r} is no regular expression: {error}") from error
+    if output.exists() and file.exists() and output.samefile(file):
+        raise UsageError(f"{output} is what is read: name another file with -o")
+    found = run(_read(file), Selection(level, sites, kinds or None), kernels=kernel)
+    with whole_file(output) as stream:
+        stream.write(found.text.encode("utf-8", "surrogateescape"))
+    if as_json:
+        print_json(visible_tree({"file": str(output), "kernels": _facts(found)}))
+    else:
+        _print(found)
+    target = re.search(r"\.target\s+(\w+)", found.text)
+    cubin = quoted(output.with_suffix(".cubin"))
+    following = f"ptxas -lineinfo -arch={target[1] if target else ''} {quoted(output)} -o {cubin}"
+    finish([] if as_json else [output], following)
+
+
+def _read(file: Path) -> str:
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise FileError(f"{file}: expected PTX of at most {_MAX_BYTES:,} bytes")
+        return file.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise FileError(f"cannot open {file}: {error.strerror or error}") from error
+
+
+def _facts(found: Instrumented) -> list[dict[str, Any]]:
+    return [
+        {"kernel": own.name, "sites": [] if own.site_set is None else own.site_set["sites"], "left_out": own.left_out}
+        for own in found.kernels
+    ]
+
+
+def _print(found: Instrumented) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = console()
+    for kernel in _facts(found):
+        terminal.print(Text(visible(kernel["kernel"], limit=400), style="bold"))
+        table = Table("site", "kind", "name", "resource", box=None, pad_edge=False)
+        table.header_style = "bold"
+        for site in kernel["sites"]:
+            cells = str(site["id"]), site["kind"], visible(site["name"], limit=80), visible(site["resource"], limit=60)
+            table.add_row(*(Text(cell) for cell in cells))
+        terminal.print(table)
+        for line in kernel["left_out"]:
+            terminal.print(Text(f"note: {visible(line, limit=400)}", style="dim"))

@@ -1,0 +1,182 @@
+"""Marks in PTX: text in, text and sites out.
+
+In: a PTX module. Out: the module with marks at its waits, which writes what a kernel marked in CUDA C++ writes, and the
+sites. Pure: compiles nothing, reads no file, imports no Polars, for it works in the traced process. What
+it does not know passes through as it stands (docs/adr/0012-instrumenting-ptx.md).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from warplens import layout
+from warplens.errors import PtxError
+from warplens.instrument.flow import Flow
+from warplens.instrument.insert import Inserter, Piece, marks_file
+from warplens.instrument.read import STATEMENT, Function, Module, read, splice
+from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
+from warplens.instrument.sites import Plan, Planner, Selection
+
+__all__ = ["Instrumented", "Kernel", "Selection", "instrument"]
+
+_ARCH: Final = re.compile(r"sm_(\d+)")
+_LEAST_ARCH: Final = 80
+_HAS_SYSTEM_SHARED: Final = 90
+_OWN_SHARED: Final = "warplens_own"
+
+
+@dataclass
+class Kernel:
+    """A kernel of the module. `site_set`: as the manifest lists it, None for one that is not marked; `left_out`: what
+    of it is not marked and why, a line each."""
+
+    name: str
+    site_set: dict[str, Any] | None
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Instrumented:
+    """The new text, and what it marks."""
+
+    text: str
+    kernels: list[Kernel]
+
+
+def instrument(
+    text: str, selection: Selection | None = None, *, kernels: str | None = None, most_registers: int | None = None
+) -> Instrumented:
+    """Marks the kernels of a PTX module.
+
+    `selection`: which marks (waits, all of them, by default). `kernels`: regular expression that a kernel's name must
+    hold. `most_registers`: what their threads may take, where the kernel does not say it itself (`.maxnreg`). Raises
+    PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
+    """
+    module = read(_checked(text))
+    arch = _ARCH.search(module.directive("target") or "")
+    if module.directive("version") is None or arch is None:
+        raise PtxError("this is no PTX module: it has no .version or no .target")
+    if int(arch[1]) < _LEAST_ARCH:
+        raise PtxError(f"this PTX is for {arch[0]}: marks need sm_{_LEAST_ARCH} or newer")
+    if not module.entries:
+        raise PtxError("this PTX holds no kernel (.entry) with a body: there is nothing to mark")
+    chosen = [entry for entry in module.entries if kernels is None or re.search(kernels, entry.name)]
+    if not chosen:
+        names = ", ".join(entry.name for entry in module.entries[:8])
+        raise PtxError(f"no kernel's name holds {kernels!r}: there are {names}")
+    out = [_Entry(module, entry, int(arch[1])) for entry in chosen]
+    pieces = [piece for entry in out for piece in entry.mark(selection or Selection())]
+    if most_registers is not None:
+        pieces += [piece for entry in chosen for piece in _limit(module, entry, most_registers)]
+    at = module.statements[module.entries[0].head].start
+    at = min([at, *(module.statements[function.head].start for function in module.functions)])
+    symbols = [_descriptor(module), *(entry.symbol for entry in out)]
+    if number := marks_file(module):
+        symbols.append(f'.file {number} "{layout.MARKS_FILE}"')
+    if any(entry.needs_shared for entry in out):
+        symbols.append(f".shared .align 4 .b32 {_OWN_SHARED};")
+    pieces.append((at, at, "\n".join(symbols) + "\n\n"))
+    return Instrumented(splice(text, pieces), [entry.kernel for entry in out])
+
+
+def _limit(module: Module, entry: Function, most_registers: int) -> list[Piece]:
+    _, _, end = module.statements[entry.head]
+    head = module.bare(entry.head)
+    return [] if ".maxnreg" in head or ".minnctapersm" in head else [(end, end, f"\n.maxnreg {most_registers}\n")]
+
+
+def _checked(text: str) -> str:
+    if layout.DESCRIPTOR_SYMBOL in text or "%wl_" in text:
+        raise PtxError("this PTX has marks of warplens already: instrument what the compiler wrote")
+    if text.startswith(("\x7fELF", "!<arch>", "\x50\xed\x55\xba")):
+        raise PtxError("this is machine code, not PTX: a binary that holds no PTX cannot be instrumented")
+    if "\0" in text:
+        raise PtxError("this is no PTX: it holds bytes of 0; cuobjdump -ptx takes the PTX out of a binary")
+    return text
+
+
+def _space(module: Module) -> str:
+    """Constant memory for the descriptor, unless the module has all but used it up (64 KiB)."""
+    sizes = {"8": 1, "16": 2, "32": 4, "64": 8}
+    used = 0
+    for size, extent in re.findall(
+        r"\.const\b[^;={]*?\.[bsuf](8|16|32|64)\s+[\w$]+((?:\s*\[\s*\d*\s*\])*)", module.text
+    ):
+        count = 1
+        for part in re.findall(r"\d+", extent):
+            count *= int(part)
+        used += sizes[size] * count
+    return "const" if used <= 65536 - 256 else "global"
+
+
+def _descriptor(module: Module) -> str:
+    size = layout.DESCRIPTOR.itemsize
+    return f".visible .{_space(module)} .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[{size}];"
+
+
+class _Entry:
+    """One kernel on its way: its plan, its symbol, its pieces."""
+
+    def __init__(self, module: Module, function: Function, arch: int) -> None:
+        self._flow = Flow(module, function)
+        self._arch = arch
+        self.name = re.sub(r"\W", "_", function.name)
+        self.kernel = Kernel(function.name, None)
+        self.symbol = ""
+        self.needs_shared = False
+        unknown = self._flow.unknown_branch
+        if unknown is not None:
+            raise PtxError(f"{function.name}: the target of {unknown.opcode} {unknown.operands} is not in the kernel")
+
+    def mark(self, selection: Selection) -> list[Piece]:
+        """The pieces; fills `kernel` and `symbol`."""
+        flow = self._flow
+        plan = Planner(flow, selection).plan()
+        calls = sum(own.name == "call" for own in flow.code)
+        left_out = [*plan.left_out, *([f"{calls} calls: what the functions do is not marked"] if calls else [])]
+        digest = layout.sites_hash(self.name)
+        self.kernel = Kernel(flow.function.name, {"name": self.name, "hash": digest, "sites": plan.sites}, left_out)
+        self.symbol = _site_symbol(self.name, plan.sites)
+        recorder = Recorder(
+            layout.code_bits(len(plan.sites)),
+            digest,
+            flow.one_dimensional(),
+            self._shared() if any(mark.settles for mark in plan.marks) else "0",
+            self._straight(plan),
+            _space(flow.module),
+        )
+        return Inserter(flow, plan, recorder).insert()
+
+    def _straight(self, plan: Plan) -> int | None:
+        """The number of marks when each is passed once and their records fit one chunk."""
+        if len(plan.marks) > MOST_STRAIGHT or any(mark.guard for mark in plan.marks):
+            return None
+        blocks = [0, *(self._flow.block_of[mark.index] for mark in plan.marks)]
+        return len(plan.marks) if self._flow.passed_once(blocks) else None
+
+    def _shared(self) -> str:
+        """An address of shared memory that can be read: see `settle` in device.cuh."""
+        if self._arch >= _HAS_SYSTEM_SHARED:
+            return "0"
+        module = self._flow.module
+        for index, (kind, start, _) in enumerate(module.statements):
+            if kind == STATEMENT and module.text[start] == "." and ".shared" in (source := module.bare(index)):
+                found = re.search(r"\.[busf]\d+\s+([\w$]+)", source)
+                if found and index < self._flow.function.head:
+                    return found[1]
+        self.needs_shared = True
+        return _OWN_SHARED
+
+
+def _site_symbol(name: str, sites: list[dict[str, Any]]) -> str:
+    """The table of sites as a symbol of the module: what WARPLENS_SITES_FROM leaves, with file and line of each."""
+    rows = (
+        layout.FIELD_SEPARATOR.join([s["name"], s["kind"], s["resource"], s["file"], str(s["line"])]) for s in sites
+    )
+    text = "".join(layout.SITE_SEPARATOR + row for row in rows)
+    text += f"{layout.TAIL_SEPARATOR}{sites[0]['file']}{layout.TAIL_SEPARATOR}{sites[0]['line']}\0"
+    data = text.encode("utf-8", "surrogateescape")
+    listed = ",".join(map(str, data))
+    return f".visible .global .align 1 .b8 {layout.SITES_SYMBOL_PREFIX}{name}[{len(data)}] = {{{listed}}};"

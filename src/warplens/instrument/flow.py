@@ -1,0 +1,354 @@
+"""The instructions of a function, its basic blocks, its loops, and where a warp's lanes can be apart.
+
+In: a `Module` and one of its functions. Out: `Flow`. Lanes are held to be together at a place unless control comes
+there by a branch whose predicate can differ between the lanes of a warp; what cannot be told differs. Blocks that only
+lead to the function's end are no place where lanes come together: those that went there are gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT, Function, Module, file_name
+
+if TYPE_CHECKING:
+    from warplens.instrument.lanes import Lanes
+
+_INSTRUCTION: Final = re.compile(r"(?:@\s*+(!?)\s*+([\w$%]++)\s*+)?([a-z][\w.:]*+)(.*)", re.DOTALL)
+_LOC: Final = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+)\s+(\d+))?", re.DOTALL)
+_OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):(\d+):(\d+)[\s\]]*\Z")
+"""What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
+_REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzw]\b)?")
+_ENDS: Final = frozenset({"ret", "exit", "trap"})
+
+Place = tuple[int, int, int]
+"""File number, line and column of a `.loc`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """`statement`: its index in the module. `place`: where the innermost `.loc` before it stands, in the kernel."""
+
+    statement: int
+    predicate: str
+    negated: bool
+    opcode: str
+    operands: str
+    place: Place
+
+    @property
+    def name(self) -> str:
+        """The opcode up to its first dot."""
+        return self.opcode.partition(".")[0]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Registers that it writes."""
+        if self.name in _NO_TARGET:
+            return ()
+        return tuple(_REGISTER.findall(self._split[0]))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Registers, symbols and special registers that it reads, its predicate among them."""
+        _, rest = self._split
+        named = _REGISTER.findall(self.operands if self.name in _NO_TARGET else rest)
+        return (*named, self.predicate) if self.predicate else tuple(named)
+
+    @property
+    def _split(self) -> tuple[str, str]:
+        text = self.operands
+        if text.startswith("{"):
+            end = text.find("}") + 1
+            return text[:end], text[end:]
+        first, _, rest = text.partition(",")
+        return first, rest
+
+
+_NO_TARGET: Final = frozenset(
+    {"st", "red", "bra", "ret", "exit", "trap", "bar", "barrier", "membar", "fence", "brx", "prefetch", "nanosleep"}
+    | {"cp", "stmatrix", "griddepcontrol", "multimem", "discard", "setmaxnreg", "pmevent", "brkpt", "call"}
+)
+
+
+@dataclass
+class Block:
+    """Instructions `start` to `stop - 1`, by their index in the flow. `label`: index of the statement of its first
+    label; -1 for none."""
+
+    start: int
+    stop: int = 0
+    label: int = -1
+    after: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A natural loop: `header` and all its `blocks`."""
+
+    header: int
+    blocks: frozenset[int]
+
+
+class Flow:
+    """Instructions and blocks of one function."""
+
+    def __init__(self, module: Module, function: Function) -> None:
+        self.module, self.function = module, function
+        self.code: list[Instruction] = []
+        self._labels: list[tuple[int, str, int, tuple[int, ...]]] = []  # instruction, name, statement, scope
+        self._scopes: list[tuple[int, ...]] = []
+        self._inlined: dict[Place, Place] = {}
+        self._read()
+        self._targets = {number: self._targets_of(number) for number in range(len(self.code))}
+        self.blocks = list(self._cut())
+        self._connect()
+
+    def _read(self) -> None:
+        place: Place = (0, 0, 0)
+        scope: list[int] = []
+        module = self.module
+        for index in range(self.function.first, self.function.last):
+            kind, start, _ = module.statements[index]
+            if kind == STATEMENT:
+                if module.text[start] == ".":
+                    continue
+                found = _INSTRUCTION.match(module.bare(index).rstrip("; \t\r\n").lstrip())
+                if found:
+                    negated, predicate, opcode, operands = found.groups()
+                    own = Instruction(index, predicate or "", negated == "!", opcode, operands.strip(), place)
+                    self.code.append(own)
+                    self._scopes.append(tuple(scope))
+            elif kind == LINE:
+                place = self._place(index, place)
+            elif kind == LABEL:
+                name = module.bare(index).rstrip(": \t\r\n")
+                self._labels.append((len(self.code), name, index, tuple(scope)))
+            elif kind == OPEN:
+                scope.append(index)
+            elif kind == CLOSE and scope:
+                scope.pop()
+
+    def _place(self, index: int, before: Place) -> Place:
+        """Where a `.loc` stands in the kernel's own source: out of what was inlined, as far as the PTX tells."""
+        text = self.module.text
+        _, start, end = self.module.statements[index]
+        found = _LOC.match(text, start, end)
+        if found is None:
+            return before
+        own = int(found[1]), int(found[2]), int(found[3])
+        comment = text[end : text.find("\n", end)]
+        if "@[" in comment and (outer := _OUTER.search(comment)) and outer[1] in self._numbered:
+            return self._numbered[outer[1]], int(outer[2]), int(outer[3])
+        if found[4]:
+            self._inlined[own] = int(found[4]), int(found[5]), int(found[6])
+            for _ in range(32):  # a chain of calls; a circle is damage
+                if own not in self._inlined:
+                    break
+                own = self._inlined[own]
+        return own if own[1] else before
+
+    @cached_property
+    def _numbered(self) -> dict[str, int]:
+        """Numbers of files by the last part of their paths."""
+        return {file_name(path): number for number, path in reversed(self.module.files.items())}
+
+    def _find(self, name: str, scope: tuple[int, ...]) -> int | None:
+        """The label of this name, in the innermost scope that has one; its number."""
+        while True:
+            if (found := self._numbers.get((name, scope))) is not None:
+                return found
+            if not scope:
+                return None
+            scope = scope[:-1]
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, tuple[int, ...]], int]:
+        return {(name, scope): number for number, (_, name, _, scope) in enumerate(self._labels)}
+
+    def _targets_of(self, number: int) -> list[int] | None:
+        """Labels that a branch leads to; None for one whose targets are not known, empty for no branch."""
+        own = self.code[number]
+        if own.name == "bra":
+            found = self._find(own.operands.strip(), self._scopes[number])
+            return None if found is None else [found]
+        if own.name != "brx":
+            return []
+        table = self._find(own.operands.rpartition(",")[2].strip(), self._scopes[number])
+        if table is None:
+            return None
+        listed = self.module.bare(self._labels[table][2] + 1)
+        if not listed.startswith(".branchtargets"):
+            return None
+        names = listed[len(".branchtargets") :].rstrip("; \t\r\n").split(",")
+        labels = [self._find(name.strip(), self._scopes[number]) for name in names]
+        return None if None in labels else [label for label in labels if label is not None]
+
+    @property
+    def unknown_branch(self) -> Instruction | None:
+        """A branch whose targets cannot be told; None when all can."""
+        return next((self.code[number] for number, labels in self._targets.items() if labels is None), None)
+
+    def _cut(self) -> Iterator[Block]:
+        led_to = {label for labels in self._targets.values() for label in labels or ()}
+        labels = {self._labels[label][0]: self._labels[label][2] for label in sorted(led_to, reverse=True)}
+        starts = {0, *labels}
+        starts |= {n + 1 for n, own in enumerate(self.code) if own.name in _ENDS or self._targets[n] != []}
+        ordered = sorted(start for start in starts if start < len(self.code))
+        for start, stop in zip(ordered, [*ordered[1:], len(self.code)], strict=True):
+            yield Block(start, stop, labels.get(start, -1))
+
+    def _connect(self) -> None:
+        of = {block.start: number for number, block in enumerate(self.blocks)}
+        for number, block in enumerate(self.blocks):
+            last = self.code[block.stop - 1]
+            after = [of[self._labels[label][0]] for label in self._targets[block.stop - 1] or () if self._exists(label)]
+            falls = last.name not in (*_ENDS, "bra", "brx") or bool(last.predicate)
+            if falls and number + 1 < len(self.blocks):
+                after.append(number + 1)
+            block.after = list(dict.fromkeys(after))
+        for number, block in enumerate(self.blocks):
+            for following in block.after:
+                self.blocks[following].before.append(number)
+
+    def _exists(self, label: int) -> bool:
+        """Whether an instruction stands behind the label: else it is the function's end."""
+        return self._labels[label][0] < len(self.code)
+
+    @cached_property
+    def block_of(self) -> list[int]:
+        """The block of each instruction."""
+        return [number for number, block in enumerate(self.blocks) for _ in range(block.start, block.stop)]
+
+    @cached_property
+    def reached(self) -> frozenset[int]:
+        """Blocks that control can come to."""
+        return frozenset(_reach([block.after for block in self.blocks], [0]))
+
+    @cached_property
+    def dominators(self) -> list[int]:
+        """The immediate dominator of each block; -1 of the first and of those that are not reached."""
+        return _immediate([block.after for block in self.blocks], [block.before for block in self.blocks], 0)
+
+    def dominates(self, first: int, then: int) -> bool:
+        """Whether every way to block `then` leads through block `first`."""
+        while then != first and then >= 0:
+            then = self.dominators[then]
+        return then == first
+
+    @cached_property
+    def loops(self) -> list[Loop]:
+        """Natural loops, the smallest first; those of one header are one."""
+        bodies: dict[int, set[int]] = {}
+        for number in self.reached:
+            for header in self.blocks[number].after:
+                if self.dominates(header, number):
+                    body = bodies.setdefault(header, {header})
+                    body |= set(_reach([block.before for block in self.blocks], [number], {header}))
+        return sorted((Loop(h, frozenset(b)) for h, b in bodies.items()), key=lambda loop: len(loop.blocks))
+
+    @cached_property
+    def joins(self) -> list[int]:
+        """Where all ways from a block come together again, for each block; len(blocks) for the function's end."""
+        end = len(self.blocks)
+        after = [block.after or [end] for block in self.blocks] + [[]]
+        before: list[list[int]] = [[] for _ in after]
+        for number, following in enumerate(after):
+            for other in following:
+                before[other].append(number)
+        return _immediate(before, after, end)
+
+    @cached_property
+    def _lanes(self) -> tuple[Lanes, Lanes]:
+        from warplens.instrument.lanes import Lanes
+
+        return Lanes(self), Lanes(self, to_the_end=True)
+
+    def is_apart(self, index: int, behind: bool) -> bool:
+        """Whether only some lanes of a warp can come in front of or behind an instruction, and others wait for them."""
+        return self._is_in(self._lanes[0], index, behind)
+
+    def is_in_part(self, index: int, behind: bool) -> bool:
+        """Whether some lanes of a warp may not come there: as `is_apart`, or the others go to the function's end."""
+        return self._is_in(self._lanes[1], index, behind)
+
+    def _is_in(self, lanes: Lanes, index: int, behind: bool) -> bool:
+        block = self.block_of[index]
+        jumps = behind and index == self.blocks[block].stop - 1 and len(self.blocks[block].after) > 1
+        return block in lanes.apart or (jumps and block in lanes.parting)
+
+    def passed_once(self, blocks: Sequence[int]) -> bool:
+        """Whether each warp that comes to the function's end has passed each of these blocks once, in this order."""
+        looped = {block for loop in self.loops for block in loop.blocks}
+        ends = [b for b in self.reached if not self.blocks[b].after]
+        chain = [*dict.fromkeys(blocks)]
+        return (
+            looped.isdisjoint(chain)
+            and all(self.dominates(one, then) for one, then in itertools.pairwise(chain))
+            and all(self.dominates(block, end) for block in chain for end in ends)
+        )
+
+    def one_dimensional(self) -> bool:
+        """Whether the header says that a block's threads differ in x alone."""
+        head = self.module.bare(self.function.head)
+        found = re.search(r"\.(?:reqntid|maxntid)\s+([\d\s,]+)", head)
+        sizes = [size.strip() for size in found[1].split(",")] if found else ["", ""]
+        return all(size in ("1", "") for size in sizes[1:]) and found is not None
+
+
+def _reach(after: Sequence[Sequence[int]], begin: Sequence[int], stop: set[int] | None = None) -> set[int]:
+    """All that is reached from `begin`, itself included, without going through `stop`."""
+    seen = set(begin) | (stop or set())
+    pending = [own for own in begin if own not in (stop or ())]
+    while pending:
+        for following in after[pending.pop()]:
+            if following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return seen - (stop or set()) | set(begin)
+
+
+def reach(flow: Flow, begin: Sequence[int], stop: int) -> set[int]:
+    """Blocks on the ways from `begin` up to the block `stop`, which is not among them."""
+    return _reach([block.after for block in flow.blocks], [own for own in begin if own != stop], {stop}) - {stop}
+
+
+def _immediate(after: Sequence[Sequence[int]], before: Sequence[Sequence[int]], root: int) -> list[int]:
+    """Immediate dominators from `root` on (Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm", 2001)."""
+    order: list[int] = []
+    seen = {root}
+    stack = [(root, iter(after[root]))]
+    while stack:
+        own, following = stack[-1]
+        nearest = next((n for n in following if n not in seen), None)
+        if nearest is None:
+            order.append(own)
+            stack.pop()
+        else:
+            seen.add(nearest)
+            stack.append((nearest, iter(after[nearest])))
+    rank = {own: number for number, own in enumerate(order)}
+    out = {root: root}
+    changed = True
+    while changed:
+        changed = False
+        for own in reversed(order[:-1]):
+            known = [b for b in before[own] if b in out]
+            new = known[0]
+            for other in known[1:]:
+                one = other
+                while one != new:
+                    if rank[one] < rank[new]:
+                        one = out[one]
+                    else:
+                        new = out[new]
+            if out.get(own) != new:
+                out[own] = new
+                changed = True
+    return [out[own] if own in out and own != root else -1 for own in range(len(after))]

@@ -1,0 +1,142 @@
+"""Where the lanes of a warp can be apart.
+
+In: a `Flow`. Out: the blocks to which a branch leads whose predicate can differ between lanes of one warp. A register
+differs when it is made of one that does, or is set where lanes are apart. The number of a thread differs; what is left
+of it when its low five bits are gone does not. A load gives all lanes that load one address together the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from warplens.instrument.flow import Flow, Instruction
+
+_DIFFER: Final = frozenset({"%tid", "%tid.x", "%tid.y", "%tid.z", "%laneid"})
+_BY_LANE: Final = ("%lanemask",)
+_SAME: Final = frozenset({"vote", "redux", "activemask", "bar", "barrier"})
+"""Opcodes whose result is that of the whole warp, whatever goes in."""
+_KEEPS: Final = frozenset(
+    (  # noqa: SIM905  (a list of them takes fifty lines)
+        "abs add addc and bfe bfi bfind brev clz cnot copysign cos cvt cvta div ex2 fma fns isspacep ld ldu lg2 lop3 "
+        "mad mad24 madc max mbarrier min mov mul mul24 neg not or popc prmt rcp rem rsqrt sad selp set setp shf shl "
+        "shr sin slct sqrt sub subc tanh testp xor mapa getctarank dp4a dp2a"
+    ).split()
+)
+"""Opcodes that make the same of the same; all others are held to give each lane something of its own."""
+_NUMBER: Final = re.compile(r"(?:0[xX][0-9a-fA-F]+|\d+)U?\Z")
+
+
+class Lanes:
+    """`apart`: the blocks that only some lanes of a warp can come to, while others wait where they meet again.
+    `parting`: the blocks whose branch parts them.
+
+    `to_the_end`: also those whose other lanes meet them only at the function's end.
+    """
+
+    def __init__(self, flow: Flow, *, to_the_end: bool = False) -> None:
+        self._flow, self._to_the_end = flow, to_the_end
+        self._threads = self._thread_numbers() if flow.one_dimensional() else set()
+        self._parameters = frozenset(re.findall(r"[\w$%]+", flow.module.bare(flow.function.head)))
+        self._users: dict[str, list[int]] = {}
+        self._sources = []
+        for number, own in enumerate(flow.code):
+            self._sources.append(own.sources)
+            for source in own.sources:
+                self._users.setdefault(source, []).append(number)
+        self._differing: set[str] = set()
+        self.apart: frozenset[int] = frozenset()
+        self.parting: frozenset[int] = frozenset()
+        branches = [b for b, block in enumerate(flow.blocks) if len(block.after) > 1]
+        if not branches:
+            return
+        self._spread(range(len(flow.code)))
+        done: set[int] = set()
+        while new := [b for b in branches if b not in done and self._parts(b)]:
+            done |= set(new)
+            regions = [self._region(branch) for branch in new]
+            self.parting |= {branch for branch, region in zip(new, regions, strict=True) if region}
+            grown = set().union(*regions) - self.apart
+            self.apart |= grown
+            self._spread(n for b in grown for n in range(flow.blocks[b].start, flow.blocks[b].stop))
+
+    def _thread_numbers(self) -> set[str]:
+        """Registers that hold %tid.x, and nothing else."""
+        found: dict[str, bool] = {}
+        for own in self._flow.code:
+            for target in own.targets:
+                is_number = own.name == "mov" and own.operands.rpartition(",")[2].strip() == "%tid.x"
+                found[target] = found.get(target, True) and is_number and not own.predicate
+        return {register for register, is_number in found.items() if is_number}
+
+    def _spread(self, begin: Iterable[int]) -> None:
+        """Finds all registers that differ, from these instructions on."""
+        pending = list(begin)
+        block_of = self._flow.block_of
+        while pending:
+            number = pending.pop()
+            own = self._flow.code[number]
+            if block_of[number] not in self.apart and not self._differs(number, own):
+                continue
+            for target in own.targets:
+                if target not in self._differing:
+                    self._differing.add(target)
+                    pending += self._users.get(target, ())
+
+    def _differs(self, number: int, own: Instruction) -> bool:
+        """Whether lanes that come to this instruction together get different results."""
+        name = own.name
+        if name in _SAME:
+            return False
+        parts = [part.strip() for part in own.operands.split(",")]
+        if name == "shfl":  # shfl.sync.idx d, a, lane, clamp, mask
+            return not (".idx" in own.opcode and len(parts) > 2 and self._is_same(parts[2]))
+        if name not in _KEEPS or own.opcode.startswith("ld.local"):
+            return True
+        if own.opcode.startswith("ld.param"):  # else of what a call gave back
+            return not any(source in self._parameters for source in self._sources[number])
+        if self._threads and self._drops_the_lane(own, parts):
+            return own.predicate in self._differing
+        return any(
+            source in self._differing or source in _DIFFER or source.startswith(_BY_LANE)
+            for source in self._sources[number]
+        )
+
+    def _drops_the_lane(self, own: Instruction, parts: list[str]) -> bool:
+        """Whether it makes of the thread's number something that a warp has once."""
+        if len(parts) < 3 or parts[1] not in self._threads or not _NUMBER.match(parts[2]):
+            return False
+        value = int(parts[2].rstrip("U"), 0)
+        if own.name in ("shr", "bfe"):
+            return value >= 5
+        if own.name == "and":
+            return value & 31 == 0
+        if own.name == "setp":
+            return value % 32 == 0 and own.opcode.split(".")[1] in ("lt", "ge", "lo", "hs")
+        return False
+
+    def _is_same(self, operand: str) -> bool:
+        return operand not in self._differing and operand not in _DIFFER and not operand.startswith(_BY_LANE)
+
+    def _parts(self, branch: int) -> bool:
+        block = self._flow.blocks[branch]
+        last = self._flow.code[block.stop - 1]
+        if last.name == "brx":
+            return not self._is_same(last.operands.partition(",")[0].strip())
+        return bool(last.predicate) and not self._is_same(last.predicate)
+
+    def _region(self, branch: int) -> set[int]:
+        """Blocks between a branch and where its ways meet; none when they meet nowhere but at the function's end."""
+        from warplens.instrument.flow import reach
+
+        flow = self._flow
+        join = flow.joins[branch]
+        if not self._to_the_end and (join in (-1, len(flow.blocks)) or self._only_ends(join)):
+            return set()
+        return reach(flow, flow.blocks[branch].after, join)
+
+    def _only_ends(self, block: int) -> bool:
+        own = self._flow.blocks[block]
+        return not own.after and own.stop - own.start == 1

@@ -1,0 +1,440 @@
+"""The recorder as PTX text: what a warp does at its begin, at each mark, where a chunk is full, and at its end.
+
+In: the number of bits of a code, facts of the kernel. Out: lines of PTX. It writes what the policy `stream` of the
+headers writes (layout.py), by lane 0 of each warp, and asks for memory once a slab of chunks. No call and no loop, and
+no branch but one that tells that a chunk is full: what is rare stands behind the kernel's last instruction and is
+predicated throughout, so that lanes that have parted can do it too (docs/adr/0012-instrumenting-ptx.md).
+
+State, in every lane: `%wl_lo`, `%wl_hi`: where the last record went, so that the next goes 4 bytes behind; the high
+half is 0 in lanes that write nothing, and the low seven bits are the same in all. `%wl_ep`: the epoch of the chunk's
+begin. `%wl_left`: the warp's number, and above its six bits the chunks left of the slab, all ones in a lane that
+would write and has no space. `%wl_seq`: sequence of the chunk's first record. `%wl_gt`: globaltimer at the begin, and
+in a lane without space the events that it had none for. A kernel whose marks are each passed once (`straight`) has
+its records' places in the text, and of this state the first three: bit 31 of `%wl_lo` tells that there is no space.
+
+%tid is read at the begin alone: read again in a loop, it makes ptxas take what Triton derives from it out of uniform
+registers, and then each wgmma waits for two of them (seen in the machine code of a matmul, ptxas 12.9).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from warplens import layout
+from warplens.layout import ChunkFlag, Control
+
+_FULL: Final = layout.CHUNK_BYTES - 4
+"""Low bits of the place when the chunk is full."""
+_EMPTY: Final = 4 * layout.HEADER_WORDS - 4
+_LAST_BESIDE_BLOCK_RECORD: Final = 4 * layout.BLOCK_RECORD_WORD - 8
+MOST_MARKS: Final = 16
+"""Marks behind one question for space."""
+MOST_STRAIGHT: Final = layout.BLOCK_RECORD_SLOTS - 2
+"""Marks of a kernel whose records fit one chunk, beside those of its begin and end and the block record."""
+_CURSORS: Final = (layout.CURSOR_COUNT - 1) * layout.CURSOR_STRIDE
+_STRIDE: Final = layout.CURSOR_COUNT * layout.CHUNK_BYTES
+_SLAB_SHIFT: Final = layout.CURSOR_COUNT.bit_length() - 1
+_RECIPROCAL: Final = -(-(1 << 35) // layout.RECORD_SLOTS)
+_RECIPROCAL_SHIFT: Final = 3  # n / 26 is the high half of n times this, without its low bits
+END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
+_WARPS: Final = (1 << layout.META_WARP_BITS) - 1
+_NO_SPACE: Final = 0xFFFFFFFF & ~_WARPS
+_LOST: Final = 1 << 31
+_HASH: Final = 0x9E3779B9  # as cursor_offset of arena.cuh
+
+
+def _meta(flags: int, count: int = 0) -> int:
+    marker = layout.META_MARKER << layout.META_MARKER_SHIFT
+    return flags << layout.META_FLAGS_SHIFT | marker | count << layout.META_COUNT_SHIFT
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """The recorder of one kernel.
+
+    `sites_hash`: of its site set. `flat`: its blocks differ in x alone. `shared`: the address of shared memory that a
+    barrier's end is seen by, a symbol or a number. `straight`: the number of its marks, when each is passed once.
+    `space`: of the descriptor.
+    """
+
+    code_bits: int
+    sites_hash: int
+    flat: bool
+    shared: str
+    straight: int | None = None
+    space: str = "const"
+
+    def declarations(self) -> list[str]:
+        """Registers, for the begin of the function's body."""
+        return [
+            ".reg .b32 %wl_lo, %wl_hi, %wl_ep, %wl_left, %wl_seq, %wl_gt, %wl_e, %wl_d, %wl_slab, %wl_index;",
+            ".reg .b32 %wl_c<4>, %wl_r<16>;",
+            ".reg .b64 %wl_begin, %wl_now, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
+            ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
+        ]
+
+    def begin(self) -> list[str]:
+        """The kernel's first instructions: its begin's clock, and what is to be recorded is asked for."""
+        slab = f"@%wl_p0 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];"
+        return [
+            "mov.u64 %wl_begin, %clock64;",
+            "mov.u32 %wl_gt, %globaltimer_lo;",
+            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            "setp.ne.u64 %wl_p0, %wl_control, 0;",
+            *(f"mov.u32 {register}, 0;" for register in ("%wl_c0", "%wl_c1", "%wl_c2", "%wl_c3", "%wl_slab")),
+            f"@%wl_p0 ld.global.v4.u32 {{%wl_c0, %wl_c1, %wl_c2, %wl_c3}}, [%wl_control+{layout.CONTROL_CHOICE}];",
+            *([] if self.straight is not None else [slab]),
+        ]
+
+    def ask(self) -> list[str]:
+        """Whether this warp is recorded (layout.choice says how that is told), and then a slab for it."""
+        return [
+            *self._thread("%wl_r0"),
+            *_block("%wl_r1"),
+            "mul.lo.u32 %wl_r2, %wl_r1, %wl_c1;",
+            "shf.r.wrap.b32 %wl_r2, %wl_r2, %wl_r2, %wl_c3;",
+            "setp.le.u32 %wl_p0, %wl_r2, %wl_c2;",
+            "shr.u32 %wl_left, %wl_r0, 5;",
+            "shr.u32 %wl_r3, %wl_c0, %wl_left;",
+            "and.b32 %wl_r3, %wl_r3, 1;",
+            "setp.ne.and.u32 %wl_p0, %wl_r3, 0, %wl_p0;",
+            "and.b32 %wl_r4, %wl_r0, 31;",
+            "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
+            "mov.u32 %wl_seq, 0;",
+            *self._cursor(),
+            *self._slab(),
+            "mov.u32 %wl_index, 0xffffffff;",
+            f"@%wl_w or.b32 %wl_left, %wl_left, {_NO_SPACE};",
+            "@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
+        ]
+
+    def open(self, code: int) -> list[str]:
+        """The first chunk, and in it the record of the kernel's begin."""
+        first = "setp.eq.and.u32 %wl_p3, %wl_r13, 0, %wl_p1;"
+        gt = f"@%wl_p3 st.global.cs.u32 [%wl_ad+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;"
+        straight = [f"and.b32 %wl_r13, %wl_left, {_WARPS};", first, gt] if self.straight is not None else []
+        lost = [f"@%wl_p2 or.b32 %wl_lo, %wl_lo, {_LOST};"] if self.straight is not None else []
+        return [
+            f"setp.ge.u32 %wl_w, %wl_left, {_NO_SPACE};",
+            *self._take("%wl_w"),
+            *self._header("%wl_p1", "%wl_ad", "%wl_begin"),
+            *straight,
+            "mov.b64 {%wl_lo, %wl_hi}, %wl_ad;",
+            "selp.b32 %wl_lo, %wl_lo, 0, %wl_p1;",
+            "selp.b32 %wl_hi, %wl_hi, 0, %wl_p1;",
+            f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
+            *lost,
+            *self._epoch("%wl_begin", "%wl_ep"),
+            *self.store("%wl_begin", code, 0),
+            *([] if self.straight is not None else self.advance(1)),
+        ]
+
+    def _slab(self) -> list[str]:
+        """`%wl_slab`: what a cursor goes up by for one slab."""
+        if self.straight is not None:
+            return [f"mov.u32 %wl_slab, {layout.CURSOR_COUNT};"]
+        return ["max.u32 %wl_slab, %wl_slab, 1;", f"shl.b32 %wl_slab, %wl_slab, {_SLAB_SHIFT};"]
+
+    def _take(self, wants: str) -> list[str]:
+        """What the cursor answered, where `wants`: `%wl_p1` and the chunk at `%wl_ad`, or `%wl_p2`, there is none.
+
+        What was asked for in vain is given back, or the cursor would wrap to 0 after 2^32 / 1024 chunks.
+        """
+        symbol = layout.DESCRIPTOR_SYMBOL
+        left = [
+            "sub.u32 %wl_r2, %wl_r0, %wl_index;",
+            f"add.u32 %wl_r2, %wl_r2, {layout.CURSOR_COUNT - 1};",
+            "min.u32 %wl_r2, %wl_r2, %wl_slab;",
+            f"shr.u32 %wl_r2, %wl_r2, {_SLAB_SHIFT};",
+            "sub.u32 %wl_r2, %wl_r2, 1;",
+            f"shl.b32 %wl_r2, %wl_r2, {layout.META_WARP_BITS};",
+            f"and.b32 %wl_r3, %wl_left, {_WARPS};",
+            "or.b32 %wl_r2, %wl_r2, %wl_r3;",
+            "selp.b32 %wl_left, %wl_r2, %wl_left, %wl_p1;",
+        ]
+        return [
+            f"ld.{self.space}.u64 %wl_q1, [{symbol}+8];",
+            f"ld.{self.space}.u32 %wl_r0, [{symbol}+16];",
+            f"setp.lt.and.u32 %wl_p1, %wl_index, %wl_r0, {wants};",
+            f"setp.ge.and.u32 %wl_p2, %wl_index, %wl_r0, {wants};",
+            "neg.s32 %wl_r5, %wl_slab;",
+            "@%wl_p2 red.global.add.u32 [%wl_cursor], %wl_r5;",
+            "@%wl_p2 mov.u32 %wl_gt, 0;",
+            *([] if self.straight is not None else left),
+            f"mad.wide.u32 %wl_ad, %wl_index, {layout.CHUNK_BYTES}, %wl_q1;",
+        ]
+
+    def check(self, number: int, marks: int, together: bool) -> list[str]:
+        """The clock of a mark, and the question whether it and those behind it, `marks` in all, find space.
+
+        `together`: all lanes of the warp that have not left come here, and then the question is put for all of them.
+        """
+        if self.straight is not None:
+            return []
+        return ["mov.u64 %wl_now, %clock64;", *self._is_full(str(_FULL - 4 * marks), number, together)]
+
+    def _is_full(self, limit: str, number: int, together: bool) -> list[str]:
+        vote = ["vote.sync.any.pred %wl_full, %wl_full, 0xffffffff;"] if together else []
+        return [
+            f"and.b32 %wl_r0, %wl_lo, {layout.CHUNK_BYTES - 1};",
+            f"setp.gt.u32 %wl_full, %wl_r0, {limit};",
+            *self._epoch("%wl_now", "%wl_e"),
+            "sub.u32 %wl_d, %wl_e, %wl_ep;",
+            "setp.gt.or.u32 %wl_full, %wl_d, 1, %wl_full;",
+            *vote,
+            f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};",
+            f"$wl_back_{number}:",
+        ]
+
+    def clock(self) -> list[str]:
+        """The clock of a mark that has space."""
+        return ["mov.u32 %wl_r1, %clock;"]
+
+    def store(self, clock: str, code: int, slot: int, guard: str = "") -> list[str]:
+        """The record of a mark, the `slot`-th behind the place. `clock`: a register of 64 bits, or %wl_r1."""
+        low = [f"cvt.u32.u64 %wl_r1, {clock};"] if clock != "%wl_r1" else []
+        both = [f"and.pred %wl_w, %wl_w, {guard};"] if guard else []
+        return [
+            *low,
+            f"shl.b32 %wl_r1, %wl_r1, {self.code_bits};",
+            f"add.u32 %wl_r1, %wl_r1, {code};",
+            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
+            "setp.ne.u32 %wl_w, %wl_hi, 0;",
+            *both,
+            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * slot + 4}], %wl_r1;",
+        ]
+
+    def advance(self, marks: int, guard: str = "") -> list[str]:
+        """The place behind so many marks; behind one that was taken only where `guard` holds."""
+        return [f"{f'@{guard} ' if guard else ''}add.u32 %wl_lo, %wl_lo, {4 * marks};"]
+
+    def any_lane(self, predicate: str, negated: bool) -> list[str]:
+        """`%wl_p5`: whether an instruction with this predicate does anything in this warp."""
+        sign = "!" if negated else ""
+        return ["activemask.b32 %wl_r2;", f"vote.sync.any.pred %wl_p5, {sign}{predicate}, %wl_r2;"]
+
+    def settle(self) -> list[str]:
+        """Waits until a barrier has taken effect, as `settle` of device.cuh does, by a load of shared memory.
+
+        The low two bits of the place are 0, which ptxas cannot know: the store that holds the load in front of the
+        clock is never made.
+        """
+        return [
+            f"mov.u32 %wl_r3, {self.shared};",
+            "ld.shared.u32 %wl_r3, [%wl_r3];",
+            "and.b32 %wl_r4, %wl_lo, 3;",
+            "and.b32 %wl_r3, %wl_r3, %wl_r4;",
+            "setp.ne.u32 %wl_p4, %wl_r3, 0;",
+            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
+            "@%wl_p4 st.global.u32 [%wl_ad], %wl_r3;",
+        ]
+
+    def next(self, number: int) -> list[str]:
+        """The chunk behind a full one, or behind one that reaches too far back; without space events are counted."""
+        if self.straight is not None:
+            return []
+        return [
+            f"$wl_next_{number}:",
+            *self._held(),
+            "setp.ne.u32 %wl_p0, %wl_hi, 0;",
+            "add.u32 %wl_seq, %wl_seq, %wl_r4;",
+            # Longer than records tell lay between this chunk's begin and the mark: it says no more that they do.
+            "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_p0;",
+            *self._meta("%wl_r7", 0),
+            f"shl.b32 %wl_r8, %wl_r4, {layout.META_COUNT_SHIFT};",
+            "or.b32 %wl_r7, %wl_r7, %wl_r8;",
+            f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r7;",
+            f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
+            f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
+            "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
+            f"setp.gt.and.u32 %wl_p3, %wl_left, {_WARPS}, %wl_p0;",
+            f"setp.le.and.u32 %wl_p5, %wl_left, {_WARPS}, %wl_p0;",
+            f"@%wl_p3 sub.u32 %wl_left, %wl_left, {_WARPS + 1};",
+            f"@%wl_p5 or.b32 %wl_left, %wl_left, {_NO_SPACE};",
+            f"add.u64 %wl_q2, %wl_q0, {_STRIDE};",
+            *self._again(),
+            "selp.b64 %wl_q2, %wl_ad, %wl_q2, %wl_p1;",
+            "or.pred %wl_p3, %wl_p3, %wl_p1;",
+            *self._header("%wl_p3", "%wl_q2", "%wl_now"),
+            "mov.b64 {%wl_lo, %wl_hi}, %wl_q2;",
+            "selp.b32 %wl_lo, %wl_lo, 0, %wl_p3;",
+            "selp.b32 %wl_hi, %wl_hi, 0, %wl_p3;",
+            f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
+            "mov.u32 %wl_ep, %wl_e;",
+            f"bra.uni $wl_back_{number};",
+        ]
+
+    def _held(self) -> list[str]:
+        """`%wl_r4`: records in the chunk; `%wl_q0`: the chunk."""
+        return [
+            f"and.b32 %wl_r4, %wl_lo, {layout.CHUNK_BYTES - 1};",
+            "sub.u32 %wl_r5, %wl_lo, %wl_r4;",
+            f"sub.u32 %wl_r4, %wl_r4, {_EMPTY};",
+            "shr.u32 %wl_r4, %wl_r4, 2;",
+            "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
+        ]
+
+    def _again(self) -> list[str]:
+        """Another slab, where %wl_p5."""
+        return [
+            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            f"@%wl_p5 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
+            *self._slab(),
+            *self._cursor(),
+            "@%wl_p5 atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
+            *self._take("%wl_p5"),
+        ]
+
+    def end(self, number: int, together: bool) -> list[str]:
+        """The warp's end, and in a block's first warp the block record."""
+        if self.straight is not None:
+            return self._end_straight()
+        return [
+            "mov.u64 %wl_now, %clock64;",
+            "mov.u64 %wl_q2, %globaltimer;",
+            f"and.b32 %wl_r9, %wl_left, {_WARPS};",
+            "setp.eq.u32 %wl_p5, %wl_r9, 0;",
+            f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {_FULL - 4}, %wl_p5;",
+            *self._is_full("%wl_r9", number, together),
+            *self.store("%wl_now", END_CODE, 0),
+            *self._held(),
+            f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
+            "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
+            f"add.u32 %wl_r6, %wl_gt, {layout.RECORD_SLOTS - 1};",
+            f"mul.hi.u32 %wl_r6, %wl_r6, {_RECIPROCAL};",
+            f"shr.u32 %wl_r6, %wl_r6, {_RECIPROCAL_SHIFT};",
+            *self._lose("%wl_gt", "%wl_r6"),
+            f"and.b32 %wl_r9, %wl_left, {_WARPS};",
+            "setp.eq.u32 %wl_p5, %wl_r9, 0;",
+            *self._meta("%wl_r9", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
+            *self._block_record("%wl_q2", "%wl_r9"),
+            f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;",
+        ]
+
+    def _end_straight(self) -> list[str]:
+        """Reaches the chunk too far back, its end is that of a chunk that does not say that its records tell."""
+        records = (self.straight or 0) + 1
+        plain, with_record = int(ChunkFlag.STREAM), int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)
+        far = int(ChunkFlag.LAST), int(ChunkFlag.LAST | ChunkFlag.BLOCK_RECORD)
+        return [
+            "mov.u64 %wl_now, %clock64;",
+            "mov.u64 %wl_q2, %globaltimer;",
+            *self.store("%wl_now", END_CODE, records),
+            *self._epoch("%wl_now", "%wl_e"),
+            "sub.u32 %wl_d, %wl_e, %wl_ep;",
+            f"setp.ge.u32 %wl_p2, %wl_lo, {_LOST};",
+            "setp.eq.and.u32 %wl_p2, %wl_hi, 0, %wl_p2;",
+            f"mov.u32 %wl_r4, {records};",
+            "mov.u32 %wl_r6, 1;",
+            *self._lose("%wl_r4", "%wl_r6"),
+            f"add.u32 %wl_r5, %wl_lo, {-_EMPTY};",
+            "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
+            *self._thread("%wl_r3"),
+            "setp.lt.u32 %wl_p5, %wl_r3, 32;",
+            # A second or more, and the low half of globaltimer at the begin may be that of another turn.
+            f"setp.lt.and.u32 %wl_p5, %wl_d, {1 << self.code_bits}, %wl_p5;",
+            "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_w;",
+            "shr.u32 %wl_left, %wl_r3, 5;",
+            f"selp.b32 %wl_r7, {_meta(far[1], records)}, {_meta(far[0], records)}, %wl_p5;",
+            f"selp.b32 %wl_r8, {_meta(with_record)}, {_meta(plain)}, %wl_p5;",
+            "selp.b32 %wl_r7, %wl_r7, %wl_r8, %wl_p1;",
+            *self._meta("%wl_r9", 0, "%wl_r7"),
+            f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r9;",
+            f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
+            *self._block_record("%wl_q2", "%wl_r9"),
+        ]
+
+    def _block_record(self, globaltimer: str, meta: str) -> list[str]:
+        """All but the begin's globaltimer, where %wl_p5, the block's first warp, and a chunk at %wl_q0."""
+        at = 4 * layout.BLOCK_RECORD_WORD
+        return [
+            "setp.ne.and.u32 %wl_p0, %wl_hi, 0, %wl_p5;",
+            f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
+            "mov.u32 %wl_r8, %smid;",
+            f"@%wl_p0 st.global.cs.u32 [%wl_q0+{at + 4}], %wl_r6;",
+            f"@%wl_p0 st.global.cs.v2.u32 [%wl_q0+{at + 8}], {{%wl_r7, %wl_r8}};",
+            f"mov.u64 {globaltimer}, %gridid;",
+            f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
+            f"mov.u32 %wl_r6, {self.sites_hash};",
+            "mov.u32 %wl_r8, 0;",
+            f"@%wl_p0 st.global.cs.v4.u32 [%wl_q0+{at + 16}], {{%wl_r6, %wl_r7, %wl_r8, %wl_r8}};",
+            f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], {meta};",
+        ]
+
+    def _lose(self, events: str, chunks: str) -> list[str]:
+        """Counts what had no space, where %wl_p2."""
+        return [
+            f"cvt.u64.u32 %wl_q1, {events};",
+            f"cvt.u64.u32 %wl_q3, {chunks};",
+            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            f"@%wl_p2 red.global.add.u64 [%wl_control+{layout.CONTROL_LOST_EVENTS}], %wl_q1;",
+            f"@%wl_p2 red.global.add.u64 [%wl_control+{layout.CONTROL_LOST_CHUNKS}], %wl_q3;",
+        ]
+
+    def _header(self, predicate: str, chunk: str, clock: str) -> list[str]:
+        return [
+            *_block("%wl_r10"),
+            *self._meta("%wl_r11", int(ChunkFlag.STREAM)),
+            "mov.u64 %wl_q3, %gridid;",
+            "cvt.u32.u64 %wl_r12, %wl_q3;",
+            f"@{predicate} st.global.cs.v4.u32 [{chunk}], {{%wl_r10, %wl_r11, %wl_r12, %wl_seq}};",
+            f"@{predicate} st.global.cs.u64 [{chunk}+{4 * layout.WORD_BASE_LOW}], {clock};",
+        ]
+
+    def _meta(self, register: str, flags: int, more: str = "") -> list[str]:
+        """Word 1 of a header; `more`: a register that holds all of it but warp and SM."""
+        return [
+            f"and.b32 %wl_r13, %wl_left, {_WARPS};",
+            "mov.u32 %wl_r14, %smid;",
+            f"shl.b32 %wl_r14, %wl_r14, {layout.META_SM_SHIFT};",
+            "or.b32 %wl_r13, %wl_r13, %wl_r14;",
+            f"or.b32 {register}, %wl_r13, {more or _meta(flags)};",
+        ]
+
+    def _cursor(self) -> list[str]:
+        """The address of the cursor that this warp asks now: it goes from one to the next, so that all are used."""
+        spread = [
+            f"mul.lo.u32 %wl_r15, %wl_seq, {_HASH};",
+            "shr.u32 %wl_r15, %wl_r15, 22;",
+            "add.u32 %wl_r13, %wl_r13, %wl_r15;",
+        ]
+        return [
+            f"and.b32 %wl_r13, %wl_left, {_WARPS};",
+            *_block("%wl_r14"),
+            "mad.lo.u32 %wl_r13, %wl_r14, 33, %wl_r13;",
+            *([] if self.straight is not None else spread),
+            f"shl.b32 %wl_r13, %wl_r13, {layout.CURSOR_STRIDE.bit_length() - 1};",
+            f"and.b32 %wl_r13, %wl_r13, {_CURSORS};",
+            "cvt.u64.u32 %wl_cursor, %wl_r13;",
+            f"add.u64 %wl_cursor, %wl_cursor, {layout.CONTROL_CURSORS};",
+            "add.u64 %wl_cursor, %wl_cursor, %wl_control;",
+        ]
+
+    def _epoch(self, clock: str, register: str) -> list[str]:
+        """Two clocks whose epochs differ by at most one lie less than what a record can tell apart."""
+        return [f"shr.u64 %wl_q3, {clock}, {31 - self.code_bits};", f"cvt.u32.u64 {register}, %wl_q3;"]
+
+    def _thread(self, register: str) -> list[str]:
+        if self.flat:
+            return [f"mov.u32 {register}, %tid.x;"]
+        return _linear(register, "tid", "ntid")
+
+
+def _block(register: str) -> list[str]:
+    return _linear(register, "ctaid", "nctaid")
+
+
+def _linear(register: str, index: str, size: str) -> list[str]:
+    """x + width * (y + height * z)."""
+    return [
+        f"mov.u32 {register}, %{index}.z;",
+        f"mov.u32 %wl_r15, %{size}.y;",
+        f"mul.lo.u32 {register}, {register}, %wl_r15;",
+        f"mov.u32 %wl_r15, %{index}.y;",
+        f"add.u32 {register}, {register}, %wl_r15;",
+        f"mov.u32 %wl_r15, %{size}.x;",
+        f"mul.lo.u32 {register}, {register}, %wl_r15;",
+        f"mov.u32 %wl_r15, %{index}.x;",
+        f"add.u32 {register}, {register}, %wl_r15;",
+    ]

@@ -1,0 +1,262 @@
+"""Which marks a kernel gets, and what their sites are called.
+
+In: a `Flow`, a level, a selection. Out: `Plan`: sites as the manifest lists them, marks by their place, and what was
+left out. A wait is a site of kind `wait`; behind it a phase begins, unless the next mark follows at once. Marks stand
+only where a warp's lanes are together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from warplens import layout
+from warplens.errors import PtxError, UsageError
+from warplens.instrument.flow import Flow
+from warplens.instrument.read import file_name, line_of
+from warplens.instrument.scopes import Scopes
+from warplens.instrument.waits import Waits, is_idle, notable
+from warplens.layout import Verb
+
+LEVELS: Final = ("coarse", "waits", "all")
+KINDS: Final = ("phase", "wait", "arrive", "mark")
+MOST_IDLE: Final = 8
+"""Instructions of a phase between two waits that is not told apart: the first wait is shown longer by them."""
+_VERBS: Final = {"phase": Verb.PHASE, "wait": Verb.WAIT, "arrive": Verb.ARRIVE, "mark": Verb.MARK}
+
+
+@dataclass
+class Mark:
+    """A mark in front of instruction `index`, or behind it. `site`: its id, from 1.
+
+    `settles`: it ends a wait behind which a clock can be read too early. `guard`: the predicate of the instruction that
+    it tells of, "" for none.
+    """
+
+    index: int
+    behind: bool
+    site: int
+    verb: Verb
+    settles: bool = False
+    guard: str = ""
+    negated: bool = False
+
+    @property
+    def place(self) -> int:
+        """Grows with the place in the text; a difference of 1 is no instruction."""
+        return 2 * self.index + self.behind
+
+
+@dataclass
+class Plan:
+    """Sites with the keys of the manifest (id, name, kind, resource, file, line), marks in the order of the text.
+
+    The first site is that of the kernel's begin and has no mark here. `left_out`: one line for each kind of place that
+    is not marked.
+    """
+
+    sites: list[dict[str, Any]]
+    marks: list[Mark]
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is marked. `level`: one of LEVELS. `sites`: regular expression that a site's name must hold. `kinds`: None
+    for all of them.
+
+    Raises UsageError for what cannot be meant.
+    """
+
+    level: str = "waits"
+    sites: str | None = None
+    kinds: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise UsageError(f"level {self.level!r}: expected one of {', '.join(LEVELS)}")
+        odd = set(self.kinds or ()) - set(KINDS)
+        if odd:
+            raise UsageError(f"kind {sorted(odd)[0]!r}: expected some of {', '.join(KINDS)}")
+        try:
+            re.compile(self.sites or "")
+        except re.error as error:
+            raise UsageError(f"{self.sites!r} is no regular expression: {error}") from error
+
+    def takes(self, name: str, kind: str) -> bool:
+        """Whether a site of this name and kind is marked."""
+        return (self.kinds is None or kind in self.kinds) and re.search(self.sites or "", name) is not None
+
+
+class Planner:
+    """Makes the `Plan` of one kernel."""
+
+    def __init__(self, flow: Flow, selection: Selection) -> None:
+        self._flow, self._selection = flow, selection
+        self._scopes = Scopes(flow)
+        self._files = flow.module.files
+        self._sites: list[dict[str, Any]] = []
+        self._marks: list[Mark] = []
+        self._left_out: dict[str, int] = {}
+
+    def plan(self) -> Plan:
+        """Raises PtxError for a kernel without instructions or with more than 1023 sites."""
+        if not self._flow.code:
+            raise PtxError(f"{self._flow.function.name} has no instructions")
+        waits = Waits(self._flow)
+        self._site(0, "phase", "", "")  # the kernel's begin; it is named with the phases below
+        for wait in waits.waits:
+            self._wait(wait)
+        if self._selection.level == "all":
+            for instant in waits.instants:
+                self._instant(instant)
+        self._marks.sort(key=lambda mark: mark.place)
+        self._merge()
+        self._name_phases()
+        self._renumber()
+        if len(self._sites) > layout.MAX_SITES:
+            most = f"at most {layout.MAX_SITES} can be told apart: choose fewer by level, kind or name"
+            raise PtxError(f"{self._flow.function.name} has {len(self._sites):,} sites to mark: {most}")
+        return Plan(self._sites, self._marks, [f"{count} {why}" for why, count in self._left_out.items()])
+
+    def _wait(self, wait: Any) -> None:
+        flow = self._flow
+        block = flow.block_of[wait.first]
+        if self._selection.level == "coarse" and any(
+            block in loop.blocks for loop in flow.loops if wait.into is None or wait.into in loop.blocks
+        ):
+            return
+        name = self._named(wait.first, f"wait {wait.what}")
+        if not self._selection.takes(name, "wait"):
+            return
+        begin = self._begin_of(wait)
+        end = (wait.last, True) if wait.into is None else (flow.blocks[wait.into].start, False)
+        if block not in flow.reached:
+            return
+        if begin is None or not (self._is_outside(*begin) and self._is_outside(*end)):
+            self._leave_out("waits not marked: a loop that asks is entered by a jump, or stands within braces")
+            return
+        if flow.is_apart(*begin) or flow.is_apart(*end):
+            self._leave_out("waits not marked: only some lanes of a warp come there")
+            return
+        site = self._site(wait.first, "wait", name, wait.resource)
+        self._marks.append(Mark(*begin, site, Verb.WAIT))
+        phase = self._site(wait.first, "phase", "", "")
+        self._marks.append(Mark(*end, phase, Verb.PHASE, settles=wait.settles))
+
+    def _begin_of(self, wait: Any) -> tuple[int, bool] | None:
+        """Where the mark in front of a wait stands: of a loop, behind the one instruction that leads into it."""
+        if wait.into is None:
+            return wait.first, False
+        flow = self._flow
+        header = flow.block_of[wait.first]
+        loop = next(own for own in flow.loops if own.header == header)
+        outside = [block for block in flow.blocks[header].before if block not in loop.blocks]
+        if not outside and header == 0:
+            return None
+        last = flow.code[flow.blocks[header].start - 1]
+        falls = last.name not in ("bra", "brx", "ret", "exit", "trap") or bool(last.predicate)
+        if outside != [header - 1] or not falls or flow.blocks[header].start != wait.first:
+            return None
+        skips = last.name == "bra" and wait.into in flow.blocks[header - 1].after
+        return wait.first - 1, not skips  # a wait that is skipped is one that took no time
+
+    def _is_outside(self, index: int, behind: bool) -> bool:
+        return self._scopes.is_outside(self._flow.code[index].statement, behind)
+
+    def _instant(self, instant: Any) -> None:
+        flow = self._flow
+        own = flow.code[instant.index]
+        name = self._named(instant.index, instant.what)
+        block = flow.block_of[instant.index]
+        if not self._selection.takes(name, instant.verb) or block not in flow.reached:
+            return
+        if not self._is_outside(instant.index, False):
+            self._leave_out("arrivals and issues not marked: they stand within braces")
+            return
+        if flow.is_apart(instant.index, False):
+            self._leave_out("arrivals and issues not marked: only some lanes of a warp come there")
+            return
+        site = self._site(instant.index, instant.verb, name, instant.resource)
+        verb = _VERBS[instant.verb]
+        self._marks.append(Mark(instant.index, False, site, verb, guard=own.predicate, negated=own.negated))
+
+    def _leave_out(self, why: str) -> None:
+        self._left_out[why] = self._left_out.get(why, 0) + 1
+
+    def _site(self, index: int, kind: str, name: str, resource: str) -> int:
+        number, line, _ = self._flow.code[index].place
+        file = self._files.get(number, "") if line else ""
+        site = {"id": len(self._sites) + 1, "name": name, "kind": kind, "resource": resource}
+        self._sites.append({**site, "file": file, "line": line if file else self._ptx_line(index)})
+        return len(self._sites)
+
+    def _ptx_line(self, index: int) -> int:
+        module = self._flow.module
+        return line_of(module.text, module.statements[self._flow.code[index].statement].start)
+
+    def _named(self, index: int, what: str, until: int = 0) -> str:
+        """A name that reads like the source: file, line (or lines `until` the given one), what happens there."""
+        number, line, _ = self._flow.code[index].place
+        file = file_name(self._files.get(number, ""))
+        lines = f"{line}-{until}" if until > line else f"{line}"
+        return f"{file}:{lines} {what}".rstrip() if file and line else f"ptx:{self._ptx_line(index)} {what}".rstrip()
+
+    def _merge(self) -> None:
+        """A phase in which next to nothing is done goes; the wait that follows ends the one before in its stead."""
+        kept: list[Mark] = []
+        for mark in self._marks:
+            before = kept[-1] if kept else None
+            if before is not None and before.verb == Verb.PHASE and self._follows(before, mark):
+                kept.pop()
+                mark.settles |= before.settles
+            kept.append(mark)
+        self._marks = kept
+
+    def _follows(self, before: Mark, mark: Mark) -> bool:
+        """Whether `mark` ends the phase that `before` begins, and next to nothing is done in it."""
+        between = self._flow.code[before.index + before.behind : mark.index + mark.behind]
+        if mark.verb not in (Verb.PHASE, Verb.WAIT) or self._block(before) != self._block(mark):
+            return False
+        return not between or (mark.verb == Verb.WAIT and len(between) <= MOST_IDLE and all(map(is_idle, between)))
+
+    def _block(self, mark: Mark) -> int:
+        return self._flow.block_of[mark.index]
+
+    def _name_phases(self) -> None:
+        """Names phases by the first line of the source in them, and by what they do."""
+        code = self._flow.code
+        begins = [0, *(mark.index + mark.behind for mark in self._marks)]
+        for number, start in enumerate(begins):
+            site = self._sites[0] if number == 0 else self._sites[self._marks[number - 1].site - 1]
+            if site["kind"] != "phase":
+                continue
+            following = (m for m in self._marks[number:] if m.verb in (Verb.PHASE, Verb.WAIT))
+            end = next((mark.index + mark.behind for mark in following), len(code))
+            first = min(start, len(code) - 1)  # a mark may stand behind the last instruction
+            stretch = code[first : max(end, first + 1)]
+            at = next((n for n, own in enumerate(stretch, first) if own.place[1]), first)
+            until = max((own.place[1] for own in stretch if own.place[0] == code[at].place[0]), default=0)
+            name = self._named(at, ", ".join([*notable(stretch)][:3]), until)
+            number_of_file, line, _ = code[at].place
+            file = self._files.get(number_of_file, "") if line else ""
+            site |= {"name": name, "file": file, "line": line if file else self._ptx_line(at)}
+
+    def _renumber(self) -> None:
+        """Leaves out sites without a mark; names are told apart."""
+        used = [1, *dict.fromkeys(mark.site for mark in self._marks)]
+        number = {old: new for new, old in enumerate(used, 1)}
+        self._sites = [self._sites[old - 1] | {"id": new} for old, new in number.items()]
+        for mark in self._marks:
+            mark.site = number[mark.site]
+        _tell_apart(self._sites)
+
+
+def _tell_apart(sites: Iterable[dict[str, Any]]) -> None:
+    seen: dict[str, int] = {}
+    for site in sites:
+        count = seen[site["name"]] = seen.get(site["name"], 0) + 1
+        if count > 1:
+            site["name"] += f" ({count})"

@@ -1,0 +1,237 @@
+"""Where a kernel waits, and where it does its part for something that others wait for.
+
+In: a `Flow`. Out: `Wait`s and `Instant`s, by the index of their instructions. A loop that does nothing but ask is one
+wait. What an address names is followed back to a symbol and an offset, as far as registers are set once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from warplens.instrument.flow import Flow, Instruction, Loop
+
+_WAITS: Final = (
+    (re.compile(r"(?:bar|barrier)(?:\.cta)?\.(?:sync|red)\b"), "barrier", "barrier {0}", True),
+    (re.compile(r"barrier\.cluster\.wait"), "cluster barrier", "cluster barrier", False),
+    (re.compile(r"cp\.async\.wait_(?:group|all)"), "cp.async", "cp.async", False),
+    (re.compile(r"cp\.async\.bulk\.wait_group\.read"), "bulk copies read", "bulk copies", False),
+    (re.compile(r"cp\.async\.bulk\.wait_group"), "bulk copies", "bulk copies", False),
+    (re.compile(r"wgmma\.wait_group"), "wgmma", "wgmma", False),
+    (re.compile(r"tcgen05\.wait::ld"), "tensor memory loads", "tensor memory loads", False),
+    (re.compile(r"tcgen05\.wait::st"), "tensor memory stores", "tensor memory stores", False),
+    (re.compile(r"griddepcontrol\.wait"), "earlier grid", "earlier grid", False),
+    (re.compile(r"nanosleep"), "nanosleep", "", False),
+)
+"""Opcode, what is waited for, the resource ({0}: its first operand), whether a clock behind it can come too early."""
+_INSTANTS: Final = (
+    (re.compile(r"mbarrier\.arrive"), "arrive", "arrive mbarrier", "mbarrier"),
+    (re.compile(r"cp\.async\.mbarrier\.arrive"), "arrive", "cp.async arrives at mbarrier", "mbarrier"),
+    (re.compile(r"tcgen05\.commit"), "arrive", "tcgen05 commit", "mbarrier"),
+    (re.compile(r"(?:bar|barrier)(?:\.cta)?\.arrive"), "arrive", "arrive barrier {0}", "barrier {0}"),
+    (re.compile(r"barrier\.cluster\.arrive"), "arrive", "arrive cluster barrier", "cluster barrier"),
+    (re.compile(r"griddepcontrol\.launch_dependents"), "arrive", "let the next grid begin", "next grid"),
+    (re.compile(r"cp\.async\.bulk(?:\.tensor)?\.\S*mbarrier"), "mark", "issue bulk load", ""),
+    (re.compile(r"cp\.async\.bulk(?:\.tensor)?\.\S*bulk_group"), "mark", "issue bulk store", ""),
+    (re.compile(r"wgmma\.mma_async"), "mark", "issue wgmma", ""),
+    (re.compile(r"tcgen05\.mma"), "mark", "issue tcgen05.mma", ""),
+    (re.compile(r"fence\.proxy"), "mark", "fence.proxy", ""),
+)
+_ASKS: Final = re.compile(r"mbarrier\.(?:try_wait|test_wait)")
+_FLAG: Final = re.compile(r"(?:ld\.(?:volatile|relaxed|acquire)|atom(?:\.\w+)*\.(?:cas|exch|or|add))")
+_WORKS: Final = frozenset({"st", "mma", "wgmma", "tcgen05", "cp", "wmma", "shfl", "bar", "barrier", "call"})
+_MOST_ASKING: Final = 24
+"""Instructions of a loop that only asks: more than any compiler makes of one."""
+_NUMBER: Final = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?\Z")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Instructions `first` to `last` wait. `settles`: a clock read right behind can come before the wait has ended.
+
+    `into`: the block behind a loop that asks, None for a single instruction.
+    """
+
+    first: int
+    last: int
+    what: str
+    resource: str
+    settles: bool = False
+    into: int | None = None
+
+
+@dataclass(frozen=True)
+class Instant:
+    """An instruction that does a warp's part for `resource` (verb "arrive"), or begins something ("mark")."""
+
+    index: int
+    verb: str
+    what: str
+    resource: str
+
+
+class Waits:
+    """What there is to mark in one function."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+
+    @cached_property
+    def waits(self) -> list[Wait]:
+        """In the order of the text."""
+        asking = [wait for loop in self._flow.loops if (wait := self._asking(loop)) is not None]
+        inside = {n for wait in asking for n in range(wait.first, wait.last + 1)}
+        single = [wait for n, own in enumerate(self._flow.code) if n not in inside and (wait := self._single(n, own))]
+        return sorted([*asking, *single], key=lambda wait: wait.first)
+
+    def _single(self, number: int, own: Instruction) -> Wait | None:
+        for pattern, what, resource, settles in _WAITS:
+            if pattern.match(own.opcode):
+                if own.opcode.startswith(("bar.warp", "barrier.cluster")) and what == "barrier":
+                    return None
+                first = own.operands.partition(",")[0].strip()
+                if what == "barrier":  # of a reduction the first operand is its result
+                    parts = [part.strip() for part in own.operands.split(",")]
+                    first = parts[1] if ".red" in own.opcode and len(parts) > 1 else first
+                    return Wait(number, number, f"barrier {self._value(first)}", f"barrier {self._value(first)}", True)
+                return Wait(number, number, what, resource, settles)
+        return None
+
+    def _asking(self, loop: Loop) -> Wait | None:
+        """The wait that a loop is, if it does nothing but ask whether it may go on."""
+        flow = self._flow
+        numbers = [n for block in loop.blocks for n in range(flow.blocks[block].start, flow.blocks[block].stop)]
+        if len(numbers) > _MOST_ASKING or max(numbers) - min(numbers) + 1 != len(numbers):
+            return None
+        code = [flow.code[n] for n in sorted(numbers)]
+        if any(own.name in _WORKS or own.name in ("ret", "exit") for own in code):
+            return None
+        exits = {after for block in loop.blocks for after in flow.blocks[block].after if after not in loop.blocks}
+        if len(exits) != 1:
+            return None
+        into = exits.pop()
+        first, last = min(numbers), max(numbers)
+        if asks := next((own for own in code if _ASKS.match(own.opcode)), None):
+            resource = self._mbarrier(asks)
+            return Wait(first, last, resource, resource, into=into)
+        if any(_FLAG.match(own.opcode) and ".shared" not in own.opcode for own in code):
+            return Wait(first, last, "flag", "flag", into=into)
+        return None
+
+    @cached_property
+    def instants(self) -> list[Instant]:
+        """Arrivals and issues, in the order of the text; of a run of issues of one kind the first."""
+        out: list[Instant] = []
+        before = (-2, "")
+        for number, own in enumerate(self._flow.code):
+            for pattern, verb, what, resource in _INSTANTS:
+                if not pattern.match(own.opcode):
+                    continue
+                found = self._mbarrier(own) if resource == "mbarrier" else resource
+                first = self._value(own.operands.partition(",")[0].strip())
+                instant = Instant(number, verb, what.format(first), found.format(first))
+                if verb != "mark" or before[1] != what or self._flow.block_of[before[0]] != self._flow.block_of[number]:
+                    out.append(instant)
+                before = number, what
+                break
+        return out
+
+    def _mbarrier(self, own: Instruction) -> str:
+        """A name for the barrier in shared memory that the instruction names in brackets."""
+        found = re.findall(r"\[\s*([^\]\s+]+)\s*(?:\+\s*(-?\w+))?\s*\]", own.operands)
+        if not found:
+            return "mbarrier"
+        base, offset = found[-1] if own.name == "cp" else found[0]
+        symbol, distance, rest = self._address(base)
+        if offset:
+            distance += int(offset.rstrip("U"), 0)
+        if not symbol and not distance:
+            return "mbarrier"
+        place = f"{symbol or 'shared'}+{distance}" if distance else symbol
+        return f"mbarrier {place}" + ("[]" if rest else "")
+
+    def _address(self, register: str) -> tuple[str, int, bool]:
+        """Symbol, constant offset, and whether something is added that is not known."""
+        symbol, distance, rest = "", 0, False
+        for _ in range(16):
+            if not register.startswith("%"):
+                return register, distance, rest
+            defined = self._definitions.get(register, [])
+            if len(defined) != 1 or defined[0].name not in ("mov", "add", "cvta", "cvt", "or"):
+                return symbol, distance, True
+            parts = [part.strip() for part in defined[0].operands.split(",")][1:]
+            numbers = [part for part in parts if _NUMBER.match(part)]
+            registers = [part for part in parts if part not in numbers]
+            distance += sum(int(number.rstrip("U"), 0) for number in numbers)
+            if not registers:
+                return symbol, distance, rest
+            known = [part for part in registers if self._leads_to_symbol(part)]
+            rest |= len(registers) > 1
+            register = known[0] if known else registers[0]
+        return symbol, distance, True
+
+    def _leads_to_symbol(self, register: str) -> bool:
+        for _ in range(16):
+            if not register.startswith("%"):
+                return True
+            defined = self._definitions.get(register, [])
+            if len(defined) != 1 or defined[0].name not in ("mov", "add", "cvta", "or"):
+                return False
+            parts = [part.strip() for part in defined[0].operands.split(",")][1:]
+            register = next((part for part in parts if not _NUMBER.match(part)), "%")
+        return False
+
+    def _value(self, operand: str) -> str:
+        """A number as it stands, or as the register was set; `?` when it is not known."""
+        if _NUMBER.match(operand):
+            return str(int(operand.rstrip("U"), 0))
+        defined = self._definitions.get(operand, [])
+        if len(defined) == 1 and defined[0].name == "mov":
+            value = defined[0].operands.partition(",")[2].strip()
+            if _NUMBER.match(value):
+                return str(int(value.rstrip("U"), 0))
+        return "?"
+
+    @cached_property
+    def _definitions(self) -> dict[str, list[Instruction]]:
+        out: dict[str, list[Instruction]] = {}
+        for own in self._flow.code:
+            for target in own.targets:
+                out.setdefault(target, []).append(own)
+        return out
+
+
+def is_idle(own: Instruction) -> bool:
+    """Whether an instruction only computes: it neither touches memory nor waits nor branches."""
+    return own.name in _COMPUTES
+
+
+_COMPUTES: Final = frozenset(
+    {"mov", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "not", "setp", "selp", "cvt", "bfe", "bfi"}
+    | {"elect", "lop3", "prmt", "neg", "min", "max", "cvta", "shf", "addc", "subc"}
+)
+
+
+def notable(code: list[Instruction]) -> Iterator[str]:
+    """Words for what a stretch of code does, the weightiest first."""
+    opcodes = [own.opcode for own in code]
+    for word, pattern in _NOTABLE:
+        if any(pattern.match(opcode) for opcode in opcodes):
+            yield word
+
+
+_NOTABLE: Final = (
+    ("wgmma", re.compile(r"wgmma\.mma_async")),
+    ("tcgen05.mma", re.compile(r"tcgen05\.mma")),
+    ("mma", re.compile(r"mma\.sync|wmma\.mma")),
+    ("bulk load", re.compile(r"cp\.async\.bulk\S*mbarrier")),
+    ("bulk store", re.compile(r"cp\.async\.bulk\S*bulk_group")),
+    ("cp.async", re.compile(r"cp\.async\.c[ag]")),
+    ("load", re.compile(r"ld\.(?:\w+\.)*global")),
+    ("store", re.compile(r"st\.(?:\w+\.)*global")),
+    ("atomic", re.compile(r"(?:atom|red)\.(?:\w+\.)*global")),
+    ("shuffle", re.compile(r"shfl|redux")),
+)

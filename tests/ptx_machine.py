@@ -1,0 +1,252 @@
+"""A machine that runs PTX on the CPU, one lane after the other: what the recorder of instrumented PTX writes.
+
+In: a module's text, a launch shape, memory. Out: what is in memory afterwards. It knows the instructions that the
+recorder and the small kernels of the tests are made of, and fails on any other. Lanes of a warp run one after the
+other: nothing here needs them together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from warplens.instrument.flow import Flow, Instruction
+from warplens.instrument.read import read
+
+MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
+MAX_STEPS = 100_000
+LANES = (0, 1, 31)
+"""Lanes of a warp that are run: one that writes, and some that do not."""
+
+
+@dataclass
+class Machine:
+    """Memory and clocks of one GPU. `symbols`: address of each, in any space."""
+
+    symbols: dict[str, int]
+    memory: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """32-bit words by address."""
+    clock: int = 1 << 33
+    step: int = 7
+    """Cycles that an instruction takes."""
+    globaltimer: int = 1_795_000_000_000_000_000
+    waits: dict[str, int] = field(default_factory=dict)
+    """Cycles that a barrier of this number takes."""
+    touched: set[int] = field(default_factory=set)
+    """Addresses that were written."""
+
+    def load(self, address: int) -> int:
+        assert address % 4 == 0, hex(address)
+        return self.memory[address]
+
+    def store(self, address: int, value: int) -> None:
+        assert address % 4 == 0, hex(address)
+        self.touched.add(address)
+        self.memory[address] = value & MASK32
+
+    def load_wide(self, address: int) -> int:
+        return self.load(address) | self.load(address + 4) << 32
+
+    def store_wide(self, address: int, value: int) -> None:
+        self.store(address, value & MASK32)
+        self.store(address + 4, value >> 32)
+
+    def run(self, text: str, *, grid: int, threads: int, grid_id: int, arguments: dict[str, int] | None = None) -> None:
+        """Runs the module's first kernel warp after warp, in some lanes; a lane's clock begins where its warp's did."""
+        module = read(text)
+        flow = Flow(module, module.entries[0])
+        for block in range(grid):
+            for warp in range(-(-threads // 32)):
+                begin, longest = self.clock, self.clock
+                for thread in (warp * 32 + lane for lane in LANES if warp * 32 + lane < threads):
+                    self.clock = begin
+                    special = {"%tid.x": thread, "%ctaid.x": block, "%ntid.x": threads, "%nctaid.x": grid}
+                    special |= {"%smid": block % 132, "%gridid": grid_id, "%nctaid.y": 1, "%ntid.y": 1, "%nctaid.z": 1}
+                    _Lane(self, flow, special, arguments or {}).run()
+                    longest = max(longest, self.clock)
+                self.clock = longest
+
+
+class _Lane:
+    def __init__(self, machine: Machine, flow: Flow, special: dict[str, int], arguments: dict[str, int]) -> None:
+        self.machine, self.flow, self.special, self.arguments = machine, flow, special, arguments
+        self.registers: dict[str, int] = {}
+
+    def run(self) -> None:
+        at = 0
+        for _ in range(MAX_STEPS):
+            if at >= len(self.flow.code):
+                return
+            own = self.flow.code[at]
+            self.machine.clock += self.machine.step
+            taken = not own.predicate or bool(self.registers[own.predicate]) != own.negated
+            if not taken:
+                at += 1
+            elif own.name in ("ret", "exit"):
+                return
+            elif own.name == "bra":
+                labels = self.flow._targets[at]
+                assert labels, own
+                at = self.flow._labels[labels[0]][0]
+            else:
+                self.step(own)
+                at += 1
+        raise AssertionError("the kernel does not end")
+
+    def value(self, operand: str) -> int:
+        operand = operand.strip()
+        machine = self.machine
+        if operand in self.registers:
+            return self.registers[operand]
+        if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", operand):
+            return int(operand.rstrip("U"), 0)
+        if operand == "%clock64":
+            return machine.clock
+        if operand == "%clock":
+            return machine.clock & MASK32
+        if operand in ("%globaltimer", "%globaltimer_lo"):
+            value = machine.globaltimer + machine.clock // 2
+            return value & (MASK32 if operand.endswith("lo") else MASK64)
+        if operand in machine.symbols:
+            return machine.symbols[operand]
+        return self.special.get(operand, 0) if operand.startswith("%") else self.arguments[operand]
+
+    def address(self, operand: str) -> int:
+        base, _, offset = operand.strip("[] ").partition("+")
+        return self.value(base) + (int(offset) if offset else 0)
+
+    def step(self, own: Instruction) -> None:
+        parts = _split(own.operands)
+        kind = own.opcode.split(".")
+        for name, action in ACTIONS.items():
+            if own.opcode == name or own.opcode.startswith(name + "."):
+                action(self, parts, kind)
+                return
+        raise AssertionError(f"the machine does not know {own.opcode} {own.operands}")
+
+    def write(self, register: str, value: int, kind: list[str]) -> None:
+        wide = kind[-1] in ("u64", "b64", "s64") or "wide" in kind
+        self.registers[register.strip()] = value & (MASK64 if wide else MASK32)
+
+
+def _split(operands: str) -> list[str]:
+    return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", operands)] if operands else []
+
+
+def _pair(text: str) -> list[str]:
+    return [part.strip() for part in text.strip("{} ").split(",")]
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >> 31 & 1 else value
+
+
+def _mov(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    if parts[0].startswith("{"):
+        low, high = _pair(parts[0])
+        value = lane.value(parts[1])
+        lane.registers[low], lane.registers[high] = value & MASK32, value >> 32
+    elif parts[1].startswith("{"):
+        halves = [lane.value(part) for part in _pair(parts[1])]
+        lane.write(parts[0], halves[0] | halves[1] << 32, kind)
+    else:
+        lane.write(parts[0], lane.value(parts[1]), kind)
+
+
+def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    if "shared" in kind or "param" in kind:
+        lane.write(parts[0], lane.arguments.get(parts[1].strip("[] "), 0), kind)
+        return
+    address = lane.address(parts[1])
+    targets = _pair(parts[0]) if parts[0].startswith("{") else [parts[0]]
+    for number, target in enumerate(targets):
+        wide = kind[-1] == "u64"
+        lane.write(target, lane.machine.load_wide(address) if wide else lane.machine.load(address + 4 * number), kind)
+
+
+def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    address = lane.address(parts[0])
+    if kind[-1] == "u64":
+        lane.machine.store_wide(address, lane.value(parts[1]))
+        return
+    for number, source in enumerate(_pair(parts[1])):
+        lane.machine.store(address + 4 * number, lane.value(source))
+
+
+def _setp(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    one, other = lane.value(parts[1]), lane.value(parts[2])
+    if kind[-1] == "s32":
+        one, other = _signed(one & MASK32), _signed(other & MASK32)
+    elif kind[-1] == "u32":
+        one, other = one & MASK32, other & MASK32
+    found = {
+        "eq": one == other, "ne": one != other, "lt": one < other, "le": one <= other, "gt": one > other,
+        "ge": one >= other,
+    }[kind[1]]  # fmt: skip
+    if len(parts) > 3:
+        third = bool(lane.value(parts[3]))
+        found = (found and third) if kind[2] == "and" else (found or third)
+    lane.registers[parts[0]] = int(found)
+
+
+def _rotate(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    low, high, bits = (lane.value(part) & MASK32 for part in parts[1:])
+    lane.write(parts[0], (low | high << 32) >> (bits & 31), kind)
+
+
+def _atom(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    address = lane.address(parts[1])
+    before = lane.machine.load(address)
+    lane.machine.store(address, before + lane.value(parts[2]))
+    lane.write(parts[0], before, kind)
+
+
+def _red(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    address, value = lane.address(parts[0]), lane.value(parts[1])
+    if "min" in kind:
+        lane.machine.store(address, min(lane.machine.load(address), value))
+    else:
+        lane.machine.store_wide(address, lane.machine.load_wide(address) + value)
+
+
+def _barrier(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    del kind
+    lane.machine.clock += lane.machine.waits.get(parts[0], 0)
+
+
+def _of(compute: Callable[..., int]) -> Callable[[_Lane, list[str], list[str]], None]:
+    def run(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+        lane.write(parts[0], compute(*(lane.value(part) for part in parts[1:])), kind)
+
+    return run
+
+
+ACTIONS: dict[str, Callable[[_Lane, list[str], list[str]], None]] = {
+    "mov": _mov,
+    "ld": _load,
+    "st": _store,
+    "setp": _setp,
+    "shf.r.wrap": _rotate,
+    "atom.global.add": _atom,
+    "red.global": _red,
+    "bar.sync": _barrier,
+    "add": _of(lambda a, b: a + b),
+    "sub": _of(lambda a, b: a - b),
+    "mul.lo": _of(lambda a, b: a * b),
+    "mul.hi": _of(lambda a, b: a * b >> 32),
+    "mad": _of(lambda a, b, c: (a & MASK32) * b + c),
+    "shl": _of(lambda a, b: a << b),
+    "shr": _of(lambda a, b: a >> b),
+    "and": _of(lambda a, b: a & b),
+    "or": _of(lambda a, b: a | b),
+    "not": _of(lambda a: a ^ 1),
+    "neg": _of(lambda a: -a),
+    "min": _of(min),
+    "max": _of(max),
+    "selp": _of(lambda a, b, p: a if p else b),
+    "cvt": _of(lambda a: a),
+    "activemask": _of(lambda: MASK32),
+    "vote.sync.any": _of(lambda p, _: p),
+}

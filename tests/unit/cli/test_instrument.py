@@ -1,0 +1,65 @@
+"""`warplens instrument`: what it writes and says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.unit.instrument.test_read import SMALL
+from warplens.cli import main
+
+BARRIER = SMALL.replace("\tret;", "\tbar.sync 0;\n\tst.global.u32 [%r1], 1;\n\tret;")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments], env={"COLUMNS": "120"})
+
+
+@pytest.fixture
+def ptx(tmp_path: Path) -> Path:
+    path = tmp_path / "k.ptx"
+    path.write_bytes(BARRIER.replace("\n", "\r\n").encode() + b"// \xff\n")
+    return path
+
+
+def test_it_writes_the_marked_module_and_lists_its_sites(ptx: Path) -> None:
+    out = ptx.with_name("marked.ptx")
+    done = run("instrument", ptx, "-o", out)
+    assert done.exit_code == 0, done.output
+    assert "ptx:8 wait barrier 0" in done.output
+    assert "barrier 0" in done.output
+    assert f"wrote {out}" in done.output
+    data = out.read_bytes()
+    assert b"warplens_sites_k" in data
+    assert data.endswith(b"// \xff\n")
+    assert b"\tbar.sync 0;" in data
+
+
+def test_json_has_every_site(ptx: Path) -> None:
+    done = run("instrument", ptx, "-o", ptx.with_name("b.ptx"), "--json", "--sites", "barrier")
+    sites = json.loads(done.stdout)["kernels"][0]["sites"]
+    assert [site["kind"] for site in sites] == ["phase", "wait", "phase"]
+    assert sites[1]["resource"] == "barrier 0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("nowhere.ptx", "-o", "b.ptx"), 3, "cannot open"),
+        (("{ptx}", "-o", "{ptx}"), 2, "name another file"),
+        (("{ptx}", "-o", "b.ptx", "-k", "("), 2, "no regular expression"),
+        (("{ptx}", "-o", "b.ptx", "-k", "other"), 3, "there are k"),
+        (("{ptx}",), 2, "--output"),
+    ],
+)
+def test_what_cannot_be_done_ends_with_its_code(
+    ptx: Path, arguments: tuple[str, ...], code: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ptx.parent)
+    done = run("instrument", *(part.format(ptx=ptx) for part in arguments))
+    assert done.exit_code == code
+    assert words in done.output
+    assert not Path("b.ptx").exists()

@@ -1,0 +1,192 @@
+"""Which marks kernels of the corpus get, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.unit.instrument.test_read import SMALL
+from warplens.errors import PtxError, UsageError
+from warplens.instrument import Instrumented, Selection, instrument
+from warplens.instrument.flow import Flow
+from warplens.instrument.read import read
+
+WAITING = """.version 8.0
+.target {arch}
+.address_size 64
+.visible .entry k(.param .u64 n)
+{{
+	.reg .b32 %r<9>;
+	.reg .pred %p<9>;
+	mov.u32 %r1, %tid.x;
+	{body}
+	ret;
+}}
+"""
+
+SLEEPING = """setp.lt.u32 %p1, %r1, {};
+	@!%p1 bra $over;
+	nanosleep.u32 10;
+$over:
+	st.global.u32 [%r1], 1;
+	bar.sync 0;"""
+
+
+def names(found: Instrumented, kernel: int = 0) -> list[str]:
+    sites = found.kernels[kernel].site_set
+    assert sites is not None
+    return [site["name"] for site in sites["sites"]]
+
+
+def marked(body: str, arch: str = "sm_90", level: str = "waits") -> Instrumented:
+    return instrument(WAITING.format(body=body, arch=arch), Selection(level))
+
+
+def sites_of(found: Instrumented) -> list[dict[str, Any]]:
+    return [site for kernel in found.kernels if kernel.site_set for site in kernel.site_set["sites"]]
+
+
+def test_names_read_like_the_source(corpus: dict[str, str]) -> None:
+    found = names(instrument(corpus["triton_3.6.0_matmul_90"]))
+    line = next(name for name in found if "wgmma" in name).partition(":")[2].partition(" ")[0]
+    assert f"triton_kernels.py:{line} wait cp.async" in found
+    assert f"triton_kernels.py:{line} wait barrier 0" in found
+    assert len(set(found)) == len(found)
+
+
+def test_a_wait_that_follows_at_once_ends_the_one_before(corpus: dict[str, str]) -> None:
+    found = names(instrument(corpus["triton_3.6.0_matmul_90"]))
+    at = next(n for n, name in enumerate(found) if name.endswith("wait cp.async"))
+    assert "wait barrier 0" in found[at + 1]
+
+
+def test_loops_that_ask_are_waits_for_their_barrier(corpus: dict[str, str]) -> None:
+    resources = {site["resource"] for site in sites_of(instrument(corpus["triton_3.6.0_tma_90"]))}
+    assert any(resource.startswith("mbarrier global_smem+") for resource in resources)
+    cutlass = instrument(corpus["nvrtc_sm_90a"], kernels="produced")
+    waits = [site for site in sites_of(cutlass) if site["kind"] == "wait"]
+    barriers = {site["resource"] for site in waits if "mbarrier" in site["resource"]}
+    assert len(barriers) > 2  # the loop is unrolled: full and empty of each stage
+    assert {"earlier grid", "barrier 0"} <= {site["resource"] for site in waits}
+
+
+def test_a_flag_that_is_asked_for_is_a_wait(corpus: dict[str, str]) -> None:
+    found = instrument(corpus["nvrtc_sm_80"], kernels="after_flag")
+    assert any(name.endswith("wait flag") for name in names(found))
+
+
+def test_what_only_some_lanes_do_is_not_marked_and_that_is_told(corpus: dict[str, str]) -> None:
+    spun = instrument(corpus["nvrtc_sm_90a"], Selection("all"), kernels="produced|after_flag")
+    assert any("only some lanes" in line for kernel in spun.kernels for line in kernel.left_out)
+    called = instrument(corpus["nvrtc_sm_90a"], kernels="^calls")
+    assert any("calls" in line for line in called.kernels[0].left_out)
+
+
+def test_levels_hold_each_other(some: dict[str, str]) -> None:
+    for name, text in some.items():
+        counts = [len(sites_of(instrument(text, Selection(level)))) for level in ("coarse", "waits", "all")]
+        assert counts == sorted(counts), name
+
+
+def test_sites_are_chosen_by_name_and_kind(corpus: dict[str, str]) -> None:
+    text = corpus["triton_3.6.0_matmul_90"]
+    only = sites_of(instrument(text, Selection("all", sites="wgmma")))
+    assert {site["name"].partition(" ")[2] for site in only if site["kind"] != "phase"} == {"wait wgmma", "issue wgmma"}
+    kinds = {site["kind"] for site in sites_of(instrument(text, Selection("all", kinds=("wait",))))}
+    assert kinds == {"phase", "wait"}  # a wait needs an end
+    wrongs: tuple[dict[str, Any], ...] = ({"level": "most"}, {"kinds": ("lock",)}, {"sites": "("})
+    for wrong in wrongs:
+        with pytest.raises(UsageError):
+            Selection(**wrong)
+
+
+def test_nothing_of_the_text_is_lost(some: dict[str, str]) -> None:
+    for name, text in some.items():
+        left = re.sub(r"(?m)^\t\$?wl_\w+:$|^.*(?:wl_|warplens_).*\n?", "", instrument(text, Selection("all")).text)
+        statements = [line.strip() for line in text.splitlines() if line.strip()]
+        kept = [line.strip() for line in left.splitlines() if line.strip()]
+        at = 0
+        for line in kept:
+            if at < len(statements) and line == statements[at]:
+                at += 1
+        missing = statements[at : at + 1]
+        assert at == len(statements) or "ret;" in missing[0] or "wl_" in missing[0], (name, missing)
+
+
+def test_directives_of_the_kernel_stay(some: dict[str, str]) -> None:
+    pattern = r"\.(?:reqntid|maxntid|minnctapersm|maxnreg|maxclusterrank|explicitcluster|reqnctapercluster)[^\n]*"
+    for text in some.values():
+        assert re.findall(pattern, instrument(text).text) == re.findall(pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no PTX module"),
+        ("int main() {}", "no PTX module"),
+        ("\x7fELF\x02\x01\x01\0\0", "machine code"),
+        (SMALL + "\0", "bytes of 0"),
+        (SMALL.replace("sm_90", "sm_70"), "sm_80 or newer"),
+        (SMALL.replace(".visible .entry", ".visible .func"), "no kernel"),
+        (instrument(SMALL).text, "marks of warplens already"),
+        (WAITING.format(body="bra $nowhere;", arch="sm_90"), "the target of bra"),
+    ],
+)
+def test_what_cannot_be_marked_is_refused_with_a_reason(text: str, words: str) -> None:
+    with pytest.raises(PtxError, match=words):
+        instrument(text)
+
+
+def test_a_name_that_no_kernel_has_lists_those_that_are_there() -> None:
+    with pytest.raises(PtxError, match=r"there are k$"):
+        instrument(SMALL, kernels="matmul")
+
+
+def test_a_kernel_with_no_wait_has_its_begin_and_end() -> None:
+    found = instrument(SMALL)
+    assert names(found) == ["ptx:7"]
+    assert found.text.count("%clock64") == 2
+
+
+def test_a_wait_of_some_lanes_alone_is_not_marked() -> None:
+    body = SLEEPING.format(5)
+    found = marked(body)
+    assert "nanosleep" not in " ".join(names(found))
+    assert found.kernels[0].left_out == ["1 waits not marked: only some lanes of a warp come there"]
+
+
+def test_a_branch_by_the_warps_number_keeps_lanes_together() -> None:
+    body = SLEEPING.format(64)
+    text = WAITING.format(body=body, arch="sm_90").replace("(.param .u64 n)", "(.param .u64 n)\n.reqntid 128")
+    found = instrument(text)
+    assert "ptx:12 wait nanosleep" in names(found)
+
+
+def test_constant_memory_that_is_used_up_is_not_asked_for_more() -> None:
+    full = SMALL.replace(".visible .entry", ".const .align 4 .b8 much[65500];\n.visible .entry")
+    assert ".visible .global .align 8 .b8 warplens_device" in instrument(full).text
+    assert ".visible .const .align 8 .b8 warplens_device" in instrument(SMALL).text
+
+
+def test_several_kernels_each_have_their_sites() -> None:
+    two = SMALL + SMALL[SMALL.index(".visible") :].replace("entry k", "entry other")
+    found = instrument(two)
+    assert [kernel.name for kernel in found.kernels] == ["k", "other"]
+    assert "warplens_sites_k[" in found.text
+    assert "warplens_sites_other[" in found.text
+    assert found.text.count("warplens_device[24]") == 1
+
+
+def test_shared_memory_is_asked_for_only_before_sm_90() -> None:
+    body = "bar.sync 0;\n\tst.global.u32 [%r1], 1;"
+    assert "warplens_own" in marked(body, "sm_80").text
+    assert "warplens_own" not in marked(body, "sm_90").text
+
+
+def test_a_predicated_return_is_stepped_over() -> None:
+    found = marked("setp.lt.u32 %p1, %r1, 5;\n\t@%p1 ret;\n\tbar.sync 0;\n\tst.global.u32 [%r1], 1;")
+    assert "@!%p1 bra $wl_stay_" in found.text
+    module = read(found.text)
+    assert Flow(module, module.entries[0]).unknown_branch is None

@@ -1,0 +1,151 @@
+"""The reader: what it reads it writes again, whatever stands there."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warplens.errors import PtxError
+from warplens.instrument import Selection, instrument
+from warplens.instrument.flow import Flow
+from warplens.instrument.read import LABEL, OTHER, STATEMENT, read, splice, without_comments
+
+SMALL = """.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u32 n)
+{
+	.reg .b32 %r<4>;
+	ld.param.u32 %r1, [n];
+	ret;
+}
+"""
+ODD = """//;{ a comment in front
+.version 8.0 .target sm_90, texmode_independent .address_size 64
+/* { ; */ .visible /* between */ .entry
+  k // {
+  (.param .u64 n /* ) */)
+.maxntid 32,1,1 { .reg .b32 %r<4>; .reg .pred p; $a:$b: /*;*/ add.u32 %r1, %r1, // ; {
+ 1; @ ! p bra $a; { .reg .b32 q; again : bra again; } .pragma "no;un{roll"; future.op.v9 {%r1, %r2}, [%r3+4], "}";
+ @p ret; exit; }
+.section .debug_str { info: .b8 1,2 .b8 "}" }
+.func (.param .b32 out) f (.param .b32 in) { ret; }
+.extern .func g (.param .b32 in);
+.global .align 4 .b8 table[4] = {1,2,3,4};
+"""
+
+
+def test_every_byte_of_the_corpus_is_white_space_a_comment_or_a_known_statement(corpus: dict[str, str]) -> None:
+    for name, text in corpus.items():
+        module = read(text)
+        assert module.entries, name
+        at = 0
+        for kind, start, end in module.statements:
+            assert kind != OTHER, (name, text[start:end])
+            assert not without_comments(text[at:start]).strip(), (name, text[at:start])
+            at = end
+        assert not without_comments(text[at:]).strip(), name
+
+
+def test_statements_and_what_stands_between_make_the_text_again(corpus: dict[str, str]) -> None:
+    for text in corpus.values():
+        module = read(text)
+        copies = [(start, end, text[start:end]) for _, start, end in module.statements]
+        assert splice(text, copies) == text
+        assert splice(text, []) == text
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet='.;{}/*"\\ \n@!%$:,[]()abrk0_entryfuncloc', max_size=120))
+def test_any_text_is_cut_without_loss_or_refused_with_its_line(text: str) -> None:
+    try:
+        module = read(text)
+    except PtxError as error:
+        said = str(error)
+    else:
+        said = ""
+    if said:
+        assert said.startswith("line ")
+        return
+    ends = 0
+    for _, start, end in module.statements:
+        assert start >= ends
+        assert end > start
+        ends = end
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" + " " * 200_000 + "b",
+        "/* " * 70_000,
+        '"' + "x " * 100_000,
+        ".entry k (" * 20_000,
+        "$label " + "// c\n" * 40_000,
+        "@ " * 100_000 + ";",
+        ".section s { " * 20_000 + "}" * 20_000,
+        "mov.u32 %r1, " + " " * 200_000 + "1 ;" * 2,
+        ".file 1 " + "\\" * 100_000,
+    ],
+    ids=["spaces", "comments", "string", "heads", "label", "predicates", "sections", "operands", "backslashes"],
+)
+def test_text_that_is_never_closed_takes_time_in_proportion(text: str) -> None:
+    begin = time.process_time()
+    for whole in (text, SMALL.replace("ret;", text)):
+        with contextlib.suppress(PtxError):
+            instrument(whole)
+    assert time.process_time() - begin < 2
+
+
+def test_damaged_modules_are_marked_or_refused(some: dict[str, str]) -> None:
+    texts = [text for text in some.values() if len(text) < 30_000]
+    chance = random.Random(7)
+    for _ in range(60):
+        lines = chance.choice(texts).splitlines(keepends=True)
+        for _ in range(chance.randint(1, 4)):
+            at = chance.randrange(len(lines))
+            if chance.random() < 0.5:
+                del lines[at : at + chance.randint(1, 30)]
+            else:
+                cut = chance.randrange(len(lines[at]) + 1)
+                piece = chance.choice(["{", "}", ";", "/*", '"', "//", ":", "@", "bra ", "ret;", ","])
+                lines[at] = lines[at][:cut] + piece + lines[at][cut:]
+        with contextlib.suppress(PtxError):
+            instrument("".join(lines), Selection("all"))
+
+
+def test_odd_spacing_comments_and_future_instructions() -> None:
+    module = read(ODD)
+    assert [(f.name, f.is_entry) for f in module.functions] == [("k", True), ("f", False)]
+    flow = Flow(module, module.entries[0])
+    assert [own.opcode for own in flow.code] == ["add.u32", "bra", "bra", "future.op.v9", "ret", "exit"]
+    assert [module.bare(i) for i, s in enumerate(module.statements) if s.kind == LABEL][:2] == ["$a:", "$b:"]
+    assert flow.code[1].negated
+    assert flow.unknown_branch is None
+    assert module.directive("target") == "sm_90, texmode_independent"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SMALL.replace("ret;\n}", "ret;\n"), "line 5: this brace is never closed"),
+        (SMALL + "}", "line 10: a closing brace without an opening one"),
+        (SMALL.replace("ret;\n}", "ret;\n") + SMALL, "a function begins within another"),
+    ],
+)
+def test_braces_that_do_not_match_are_told_with_their_line(text: str, words: str) -> None:
+    with pytest.raises(PtxError, match=words):
+        read(text)
+
+
+def test_places_of_inlined_code_are_those_of_the_kernel(corpus: dict[str, str]) -> None:
+    module = read(corpus["triton_3.6.0_layer_norm_90"])
+    flow = Flow(module, module.entries[0])
+    files = {module.files[own.place[0]] for own in flow.code if own.place[1]}
+    assert files == {"src/triton_kernels.py"}
+    assert sum(s.kind == STATEMENT for s in module.statements) > len(flow.code)

@@ -1,0 +1,224 @@
+"""What the recorder of instrumented PTX writes, run on the CPU (tests/ptx_machine.py) and read by the decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ptx_machine import Machine
+from tests.synthesis import manifest
+from warplens import layout
+from warplens.capture.recording import Recording
+from warplens.instrument import Selection, instrument
+from warplens.trace import Trace
+
+DESCRIPTOR, CONTROL = 0x1000, layout.CONTROL_ALIGNMENT
+CHUNKS = 7 << 32
+LOOP = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry loop(.param .u32 n)
+.reqntid {threads}
+{{
+	.reg .b32 %r<4>;
+	.reg .pred %p1;
+	ld.param.u32 %r1, [n];
+	mov.u32 %r2, 0;
+$again:
+	bar.sync 0;
+	add.u32 %r2, %r2, 1;
+	st.global.u32 [1024], %r2;
+	bar.sync 1;
+	st.global.u32 [1024], %r2;
+	setp.lt.u32 %p1, %r2, %r1;
+	@%p1 bra $again;
+	ret;
+}}
+"""
+
+STRAIGHT = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry straight(.param .u32 n)
+.reqntid {threads}
+{{
+	.reg .b32 %r<4>;
+	ld.param.u32 %r1, [n];
+	bar.sync 0;
+	st.global.u32 [%r1], %r1;
+	bar.sync 1;
+	ret;
+}}
+"""
+
+
+@dataclass
+class Run:
+    """A machine after one launch, with what the host would read."""
+
+    machine: Machine
+    trace: Trace
+    chunks: Any
+    lost_events: int
+    lost_chunks: int
+
+
+def run(
+    text: str,
+    *,
+    grid: int = 1,
+    threads: int = 64,
+    turns: int = 3,
+    depth: int = 64,
+    slab: int = 2,
+    choice: dict[str, int] | None = None,
+    machine: Machine | None = None,
+) -> Run:
+    """Launches an instrumented kernel with memory for `depth` chunks at each cursor."""
+    found = instrument(text, Selection("all"))
+    sites = found.kernels[0].site_set
+    assert sites is not None
+    symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0}
+    machine = machine or Machine(symbols)
+    machine.symbols = symbols
+    machine.store_wide(DESCRIPTOR, CONTROL)
+    machine.store_wide(DESCRIPTOR + 8, CHUNKS)
+    machine.store(DESCRIPTOR + 16, depth * layout.CURSOR_COUNT)
+    for number, word in enumerate(layout.choice(**(choice or {}))):
+        machine.store(CONTROL + 4 * number, word)
+    machine.store(CONTROL + layout.CONTROL_SLAB, slab)
+    cursors = [CONTROL + layout.CONTROL_CURSORS + n * layout.CURSOR_STRIDE for n in range(layout.CURSOR_COUNT)]
+    for number, cursor in enumerate(cursors):
+        machine.store(cursor, number)
+    machine.touched.clear()
+    machine.run(found.text, grid=grid, threads=threads, grid_id=5, arguments={"n": turns})
+    written = sorted({(address - CHUNKS) // layout.CHUNK_BYTES for address in machine.touched if address >= CHUNKS})
+    assert all(index < depth * layout.CURSOR_COUNT for index in written), "a store behind the memory for chunks"
+    words = [
+        [machine.memory.get(CHUNKS + index * layout.CHUNK_BYTES + 4 * n, 0) for n in range(layout.CHUNK_WORDS)]
+        for index in written
+    ]
+    chunks = np.array(words, np.uint32).reshape(-1, layout.CHUNK_WORDS)
+    lost = [machine.load_wide(CONTROL + at) for at in (layout.CONTROL_LOST_EVENTS, layout.CONTROL_LOST_CHUNKS)]
+    launch = {"grid": [grid, 1, 1], "block": [threads, 1, 1], "grid_id": 5}
+    facts = manifest(launches=[launch | {"lost_events": lost[0], "lost_chunks": lost[1]}])
+    facts["site_sets"] = [sites]
+    facts["kernels"][0]["site_set"] = sites["name"]
+    trace = Trace.from_recording(Recording(facts, {"records/000000.u32": chunks}))
+    return Run(machine, trace, chunks, *lost)
+
+
+def kinds(trace: Trace) -> set[str]:
+    return {row["kind"] for row in trace.problems.to_dicts()}
+
+
+def test_a_warp_records_its_begin_each_wait_and_phase_and_its_end() -> None:
+    done = run(LOOP.format(threads=32), threads=32, turns=2)
+    spans = done.trace.spans.sort("sequence")
+    names = [done.trace.sites["name"][site] for site in spans["site"]]
+    turn = ["ptx:13 wait barrier 0", "ptx:14 store", "ptx:16 wait barrier 1", "ptx:17 store"]
+    assert names == ["ptx:10", *turn, *turn]
+    assert len(done.chunks) == 1
+    assert done.lost_events == 0
+
+
+def test_durations_are_those_of_the_machine() -> None:
+    machine = Machine({}, waits={"0": 5_000, "1": 90_000})
+    done = run(LOOP.format(threads=32), threads=32, turns=4, machine=machine)
+    by_site = done.trace.spans.group_by("site").agg("duration_cycles").sort("site").to_dicts()
+    names = {done.trace.sites["name"][row["site"]]: row["duration_cycles"] for row in by_site}
+    assert all(5_000 < own < 5_200 for own in names["ptx:13 wait barrier 0"])
+    assert all(90_000 < own < 90_200 for own in names["ptx:16 wait barrier 1"])
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    warps=st.integers(1, 3),
+    grid=st.integers(1, 3),
+    turns=st.integers(1, 20),
+    slab=st.integers(0, 4),
+)
+def test_every_event_is_there_in_any_shape(warps: int, grid: int, turns: int, slab: int) -> None:
+    done = run(LOOP.format(threads=32 * warps), grid=grid, threads=32 * warps, turns=turns, slab=slab)
+    assert len(done.trace.spans) == warps * grid * (1 + 4 * turns)
+    assert done.lost_events == 0
+    assert "gap" not in kinds(done.trace)
+    assert "unended_warp" not in kinds(done.trace)
+
+
+@settings(max_examples=3, deadline=None)
+@given(warps=st.integers(1, 3), turns=st.integers(1, 24), slab=st.integers(1, 4), depth=st.integers(0, 3))
+def test_what_finds_no_space_is_counted_to_the_event(warps: int, turns: int, slab: int, depth: int) -> None:
+    done = run(LOOP.format(threads=32 * warps), threads=32 * warps, turns=turns, slab=slab, depth=depth)
+    flag = layout.META_FLAGS_SHIFT
+    assert all(chunk[layout.WORD_META] >> flag & layout.ChunkFlag.STREAM for chunk in done.chunks)
+    kept = int((done.chunks[:, layout.HEADER_WORDS :] != 0).sum())
+    ended = done.chunks[:, layout.WORD_META] >> flag & layout.ChunkFlag.BLOCK_RECORD != 0
+    kept -= int((done.chunks[ended, layout.BLOCK_RECORD_WORD :] != 0).sum())
+    expected = warps * (1 + 4 * turns)
+    ends = kept + done.lost_events - expected  # a warp's end is a record where it finds space
+    assert 0 <= ends <= warps
+    if done.lost_events == 0:
+        assert ends == warps
+    assert (done.lost_chunks > 0) == (done.lost_events > 0)
+
+
+def test_blocks_and_warps_that_are_not_chosen_write_nothing() -> None:
+    done = run(LOOP.format(threads=64), grid=6, choice={"every_block": 3, "warp_mask": 2})
+    assert sorted(set(done.trace.spans["block"])) == [0, 3]
+    assert set(done.trace.spans["warp"]) == {1}
+
+
+def test_without_a_descriptor_nothing_is_touched() -> None:
+    text = instrument(LOOP.format(threads=64), Selection("all")).text
+    machine = Machine({layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0})
+    machine.run(text, grid=2, threads=64, grid_id=5, arguments={"n": 50})
+    assert machine.touched == {1024}
+
+
+@pytest.mark.parametrize("shift", [20, 22, 24, 33])
+def test_a_wait_longer_than_records_tell_is_exact_or_doubted(shift: int) -> None:
+    """With six sites a record tells 2^24 cycles."""
+    machine = Machine({}, waits={"1": 1 << shift})
+    done = run(LOOP.format(threads=32), threads=32, turns=3, machine=machine)
+    waits = done.trace.spans.filter(done.trace.spans["site"] == 3)["duration_cycles"]
+    right = all(abs(own - (1 << shift)) < 500 for own in waits)
+    assert right or "wrapped" in kinds(done.trace)
+    if shift <= 22:
+        assert right
+
+
+def test_a_kernel_that_passes_each_mark_once_asks_for_no_space_on_its_way() -> None:
+    text = instrument(STRAIGHT.format(threads=64)).text
+    assert "$wl_next" not in text
+    done = run(STRAIGHT.format(threads=64), grid=2, turns=DESCRIPTOR + 64)
+    names = [done.trace.sites["name"][site] for site in done.trace.spans.sort("block", "warp", "sequence")["site"]]
+    assert names == ["ptx:9", "ptx:10 wait barrier 0", "ptx:11 store", "ptx:12 wait barrier 1", "ptx:13"] * 4
+    assert "no_end" not in kinds(done.trace)
+
+
+def test_without_space_it_counts_its_events() -> None:
+    done = run(STRAIGHT.format(threads=64), grid=2, depth=0, turns=DESCRIPTOR + 64)
+    assert (done.lost_events, done.lost_chunks) == (4 * 5, 4)
+    assert not len(done.chunks)
+
+
+@pytest.mark.parametrize("shift", [22, 24, 33])
+def test_a_long_wait_in_it_is_exact_or_doubted(shift: int) -> None:
+    machine = Machine({}, waits={"1": 1 << shift})
+    done = run(STRAIGHT.format(threads=32), threads=32, machine=machine, turns=DESCRIPTOR + 64)
+    wait = done.trace.spans.filter(done.trace.spans["site"] == 3)["duration_cycles"][0]
+    assert abs(wait - (1 << shift)) < 500 or "wrapped" in kinds(done.trace)
+
+
+def test_a_blocks_begin_and_end_are_told_by_its_first_warp() -> None:
+    done = run(LOOP.format(threads=64), grid=2, turns=11)
+    assert len(done.trace.blocks) == 2
+    assert all(row["start_ns"] is not None and row["end_ns"] > row["start_ns"] for row in done.trace.blocks.to_dicts())
