@@ -29,7 +29,8 @@ extern "C" __global__ void pipelined(const float4* x, float4* y, int steps) {
   const unsigned size = blockDim.x * 16u;
   float4 total = {0, 0, 0, 0};
   for (int k = 0; k < 2; ++k) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + k * size), "l"(x + k * blockDim.x + threadIdx.x));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + k * size),
+                 "l"(x + k * blockDim.x + threadIdx.x));
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
   for (int k = 0; k < steps; ++k) {
