@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -109,5 +110,5 @@ def test_a_ring_costs_those_who_keep_the_oldest_no_instruction(policy: str, arch
     assert "MEMBAR" in code["newest"]
     assert ".EXCH" not in code["oldest"]
     if policy != "live":  # its fences reach the host, and empty the first-level cache
-        assert "MEMBAR" not in code["oldest"]
+        assert not re.search(r"MEMBAR(?!\S*\.CTA)", code["oldest"])  # `staged` orders what it keeps within its block
         assert "CCTL" not in code["newest"]

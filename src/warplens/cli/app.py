@@ -162,7 +162,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     cls=App,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 fine; 2 usage; 3 file unusable; 4 read, but with losses or problems (summary, demo); "
+    epilog="Exit codes: 0 fine; 2 usage; 3 file unusable; 4 with losses or problems (summary, demo, record); "
     '5 GPU or compiler missing. Completion: eval "$(_WARPLENS_COMPLETE=bash_source warplens)" (or zsh, fish).',
 )
 @click.option(

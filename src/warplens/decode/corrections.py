@@ -72,6 +72,7 @@ def measure(chunks: U32, manifest: dict[str, Any], *, copies: int = 1) -> Launch
     bits, doubts = layout.code_bits(columns - 1), Problems()
     words, table, alone = read_chunks({launch["records"]: chunks}, manifest, [bits], doubts)
     fit_times(table, read_block_records(words, table), [bits], manifest, doubts, alone)
+    table.reach_cycles[table.likely] = 0  # no calibration lies beside these launches; for means what is likely will do
     table = table.take(_in_whole_warps(table))
     every = read_events(words, table, bits, doubts)
     t_cycles = np.repeat(table.base_cycles, every.per_chunk) - every.age.astype(np.int64)

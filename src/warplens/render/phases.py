@@ -70,7 +70,7 @@ def phase_table(trace: Trace, group: LaunchGroup, *, by_role: bool) -> pl.DataFr
 
     With `by_role` every site is split; without it only sites whose roles' p50 differ by more than ROLE_DIFFERENCE.
     `share` is null for spans that cross warps, the statistics are null for instants, and those of corrected durations
-    where there are none.
+    where not all of the row's are corrected.
     """
     spans = spans_of(trace, group)
     capacity = _capacity(spans, group)
@@ -177,7 +177,8 @@ def _statistics(spans: pl.LazyFrame, group: LaunchGroup, certainty: pl.DataFrame
         value = pl.col(f"duration_{unit}")
         aggregates.append(value.mean().alias(f"mean_{unit}"))
         aggregates += [value.quantile(q / 100, "nearest").cast(pl.Int64).alias(f"p{q}_{unit}") for q in (50, 90, 99)]
-    corrected = pl.col("corrected_ns")
+    # Of all spans of a row, or of none: those of a few warps would stand beside the raw times of all.
+    corrected = pl.when(pl.col("corrected_ns").is_not_null().all()).then(pl.col("corrected_ns"))
     aggregates += [
         corrected.mean().alias("corrected_mean_ns"),
         corrected.quantile(0.5, "nearest").alias("corrected_p50_ns"),
@@ -186,6 +187,8 @@ def _statistics(spans: pl.LazyFrame, group: LaunchGroup, certainty: pl.DataFrame
     mean = (pl.col("half_width_ns") * pl.col("spans")).sum() / pl.col("spans").sum()
     certain = certainty.group_by(keys).agg(mean.alias("corrected_uncertainty_ns"))
     table = counts.join(complete, on=keys, how="left").collect().join(certain, on=keys, how="left")
+    shown = pl.when(pl.col("corrected_mean_ns").is_not_null()).then(pl.col("corrected_uncertainty_ns"))
+    table = table.with_columns(corrected_uncertainty_ns=shown)
     return table if by_role else table.with_columns(role=pl.lit(None, pl.String))
 
 

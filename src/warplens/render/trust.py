@@ -6,6 +6,7 @@ A fact that was not measured says so and why; nothing here is guessed or left ou
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
 from math import isfinite
@@ -65,7 +66,11 @@ def trust_lines(trace: Trace, launch: int | None = None) -> list[TrustLine]:
     kernels = manifest.get("kernels") or []
     for kernel in kernels:
         prefix = f"{visible(kernel.get('name'), limit=60)}: " if len(kernels) > 1 else ""
-        lines += [_slowdown(kernel, prefix), _builds(kernel, prefix), *_mark_cost(kernel, prefix)]
+        lines += [
+            _slowdown(kernel, prefix),
+            _builds(kernel, prefix),
+            *_mark_cost(kernel, prefix, _warps(trace, kernel)),
+        ]
     lines += _audit(trace)
     lines += _losses_and_problems(trace, launch)
     lines += [_clocks(manifest), _neighbours(manifest), _time_axis(trace, launch)]
@@ -119,13 +124,16 @@ def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
     return TrustLine("builds", "ok", text, brief + (f" ({prefix[:-2]})" if prefix else ""))
 
 
-def _mark_cost(kernel: dict[str, Any], prefix: str) -> list[TrustLine]:
+def _mark_cost(kernel: dict[str, Any], prefix: str, warps: int) -> list[TrustLine]:
     cost, found = number(kernel.get("mark_cost_cycles")), measured(kernel)
     if found is not None:
         mark = found["mark_cycles"]
         text = f"{mark['p50']:.0f} cycles ({mark['p10']:.0f} to {mark['p90']:.0f})" if mark is not None else ""
         brief = f"a mark costs {mark['p50']:.0f} cycles" if mark is not None else ""
-        return [*([TrustLine("mark cost", "ok", prefix + text, brief)] if text else []), _correction(found, prefix)]
+        return [
+            *([TrustLine("mark cost", "ok", prefix + text, brief)] if text else []),
+            _correction(found, prefix, warps),
+        ]
     why = mapping(kernel.get("corrections")).get("not_measured")
     reason = f", and nothing is corrected: {visible(why, limit=200)}" if why else ""
     if cost is None:
@@ -134,7 +142,14 @@ def _mark_cost(kernel: dict[str, Any], prefix: str) -> list[TrustLine]:
     return [TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles{reason}", f"a mark costs {cost:.1f} cycles")]
 
 
-def _correction(found: dict[str, Any], prefix: str) -> TrustLine:
+def _warps(trace: Trace, kernel: dict[str, Any]) -> int:
+    """Warps of a block in the launches of this kernel; 0 where the file does not say."""
+    kernels = trace.manifest.get("kernels") or []
+    blocks = [entry["block"] for entry in trace.manifest["launches"] if kernels[entry["kernel"]] is kernel]
+    return max((-(-math.prod(block) // 32) for block in blocks), default=0)
+
+
+def _correction(found: dict[str, Any], prefix: str, warps: int) -> TrustLine:
     """What corrected phases sum to, and all that marks cost. Without a brief: by how much is seen without asking."""
     factors, anchor, rows = [f for f, _ in role_factors(found)], mapping(found.get("anchor")), found["rows"]
     known = bool(anchor) and anchor.get("not_measured") is None
@@ -157,6 +172,9 @@ def _correction(found: dict[str, Any], prefix: str) -> TrustLine:
         parts.append(f"what marks cost indirectly is not corrected: {why}")
     if None in (anchor.get("factor") or ()):
         parts.append("some roles by direct costs alone")
+    told = len({warp for role in found["roles"] for warp in role})
+    if told < warps:
+        parts.insert(0, f"of {told} of a block's {warps} warps, the others are not corrected")
     noted = not known or raw - life > (SLOWDOWN_NOTE - 1) * life
     return TrustLine("correction", "note" if noted else "ok", prefix + "; ".join(parts))
 

@@ -15,7 +15,7 @@ from warplens.decode.arrays import U32
 from warplens.decode.corrected import correct, mean_half_widths, overcorrected, role_factors
 from warplens.decode.corrections import LaunchTimes, UnfitError, estimate, half_width, measure, middle_mean
 from warplens.decode.flags import SpanFlag
-from warplens.layout import Control, Verb
+from warplens.layout import ChunkFlag, Control, Verb
 
 CLOCK = Clock(offset_cycles=8_000_000_000_000)
 SITES = [("load", "phase", ""), ("wait", "wait", "bar"), ("store", "phase", ""), ("tile", "range", "")]
@@ -48,6 +48,16 @@ def launch(copies: int, *, slow: int = 0, **how: Any) -> U32:
             record = BlockRecord(events[0].t_cycles, 0, layout.sites_hash("rmsnorm")) if warp == 0 else None
             parts.append(encode_warp(events, where, block_record=record))
     return np.concatenate(parts)
+
+
+def test_warps_without_the_block_record_count_where_no_calibration_lies_beside_the_launch() -> None:
+    """Straight-line builds tell the low half of a clock; only a block's first warp says when it began."""
+    near = launch(1)
+    near[:, layout.WORD_META] |= np.uint32(int(ChunkFlag.NEAR) << layout.META_FLAGS_SHIFT)
+    near[:, layout.WORD_META] &= ~np.uint32(int(ChunkFlag.EXACT) << layout.META_FLAGS_SHIFT)
+    found = measure(near, facts() | {"calibration": []})
+    assert np.array_equal(found.count, times(1).count)
+    assert found.count[WARPS - 1].sum() > 0
 
 
 def facts(warps: int = WARPS, **kernel: Any) -> dict[str, Any]:
