@@ -6,7 +6,6 @@ A fact that was not measured says so and why; nothing here is guessed or left ou
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import dataclass
 from math import isfinite
@@ -64,12 +63,12 @@ def trust_lines(trace: Trace, launch: int | None = None) -> list[TrustLine]:
     elif not manifest.get("complete", True):
         lines.append(TrustLine("file", "BAD", "recording did not finish: this holds the complete launches"))
     kernels = manifest.get("kernels") or []
-    for kernel in kernels:
+    for index, kernel in enumerate(kernels):
         prefix = f"{visible(kernel.get('name'), limit=60)}: " if len(kernels) > 1 else ""
         lines += [
             _slowdown(kernel, prefix),
             _builds(kernel, prefix),
-            *_mark_cost(kernel, prefix, _warps(trace, kernel)),
+            *_mark_cost(kernel, prefix, _warps(trace, index)),
         ]
     lines += _audit(trace)
     lines += _losses_and_problems(trace, launch)
@@ -142,11 +141,13 @@ def _mark_cost(kernel: dict[str, Any], prefix: str, warps: int) -> list[TrustLin
     return [TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles{reason}", f"a mark costs {cost:.1f} cycles")]
 
 
-def _warps(trace: Trace, kernel: dict[str, Any]) -> int:
-    """Warps of a block in the launches of this kernel; 0 where the file does not say."""
-    kernels = trace.manifest.get("kernels") or []
-    blocks = [entry["block"] for entry in trace.manifest["launches"] if kernels[entry["kernel"]] is kernel]
-    return max((-(-math.prod(block) // 32) for block in blocks), default=0)
+def _warps(trace: Trace, kernel: int) -> int:
+    """Warps of a block that were recorded of this kernel."""
+    launches = [index for index, entry in enumerate(trace.manifest["launches"]) if entry["kernel"] == kernel]
+    spans = trace.spans.lazy()
+    if len(launches) < trace.launches.height:
+        spans = spans.filter(pl.col("launch").is_in(launches))
+    return int(spans.select(pl.col("warp").n_unique()).collect().item())
 
 
 def _correction(found: dict[str, Any], prefix: str, warps: int) -> TrustLine:
@@ -174,7 +175,7 @@ def _correction(found: dict[str, Any], prefix: str, warps: int) -> TrustLine:
         parts.append("some roles by direct costs alone")
     told = len({warp for role in found["roles"] for warp in role})
     if told < warps:
-        parts.insert(0, f"of {told} of a block's {warps} warps, the others are not corrected")
+        parts.insert(0, f"of {told} of the {warps} warps of a block, the others are not corrected")
     noted = not known or raw - life > (SLOWDOWN_NOTE - 1) * life
     return TrustLine("correction", "note" if noted else "ok", prefix + "; ".join(parts))
 
