@@ -64,7 +64,8 @@ def test_each_kernel_under_stress_compiles_for_each_policy(older: bool, monkeypa
     line_waits = module("minute", monkeypatch).LINE_WAITS
     kernels = ["flood<true>", "loops<true>", "lanes<true>", "line<true>", "node<true, true>", "node<true, false>"]
     kernels += ["waits<true, 0>", f"waits<true, {line_waits}>"]
-    for policy, options in canaries.BUILDS.values():
+    builds = list(canaries.BUILDS.values())
+    for policy, options in builds[:2] if older else builds:  # what is older makes a difference to `packed` alone
         more = [f"-DWARPLENS_POLICY={policy}", *options, *([OLDER] if older else [])]
         assert compile_cubin(canaries.SOURCE, kernels, arch="sm_90a", options=more).log == ""
 
@@ -88,8 +89,7 @@ def test_the_program_for_the_sanitizer_compiles_for_each_build(monkeypatch: pyte
             f"-DWARPLENS_POLICY={build_options['policy']}",
             *["-DWARPLENS_LOOPS"] * build_options.get("loops", 0),
         ]
-        for name in ("verbs<true>", "verbs<false>"):
-            assert compile_cubin(sanitized.SOURCE, [name], arch="sm_90a", options=options).log == ""
+        assert compile_cubin(sanitized.SOURCE, ["verbs<true>"], arch="sm_90a", options=options).log == ""
 
 
 @pytest.mark.parametrize("policy", ["packed", "counted", "untold", "staged", "stream", "live"])
