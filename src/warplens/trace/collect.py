@@ -43,7 +43,10 @@ RANKED_TEMPLATE: Final = "warplens-%n-%p-rank%r.wlens"
 
 
 def collect(folder: Path, template: str, *, ranked: bool = False) -> Collected:
-    """Give the files in `folder` their names by `template`; `ranked`: whether the processes have ranks."""
+    """Give the files in `folder` their names by `template`; `ranked`: whether the processes have ranks.
+
+    A file that cannot be read, or for which there is no place, is among the failures and stays in `folder`.
+    """
     out = Collected()
     for path in sorted(folder.iterdir()):
         if not _PART.fullmatch(path.name) or path.stat().st_size == 0:  # nothing was recorded in that process
@@ -58,6 +61,7 @@ def collect(folder: Path, template: str, *, ranked: bool = False) -> Collected:
 def _keep(path: Path, template: str, ranked: bool, out: Collected) -> None:
     contents = read_file(path)
     if not contents.manifest["launches"]:
+        path.unlink()  # nothing in it can be shown
         raise FormatError(f"{path.name}: no launch in it is complete")
     process = contents.manifest.get("process")
     process = process if isinstance(process, dict) else {}

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.synthesis import fake_recording
 from warplens.cli import main
+from warplens.trace import Trace
 
 
 def run(*arguments: str) -> Result:
@@ -42,6 +44,45 @@ def test_a_file_that_is_there_is_not_written_over_unasked(tmp_path: Path) -> Non
     done = warplens(tmp_path, "record", "-o", "run.wlens", "--", "sh", "-c", "echo ran")
     assert (done.returncode, done.stdout) == (2, "")
     assert (tmp_path / "run.wlens").read_text(encoding="utf-8") == "mine"
+
+
+def recording(place: Path, **process: object) -> Path:
+    """A file as a recorded process leaves it."""
+    made = fake_recording(blocks=2, warps=1, sms=1)
+    made.manifest["process"] = {"pid": 5, "rank": 0, "program": "a.out", **process}
+    path = place / "made.wlens"
+    Trace.from_recording(made).save(path, records=True)
+    return path
+
+
+LEAVE = """
+import os, shutil, sys, urllib.parse
+folder = dict(urllib.parse.parse_qsl(os.environ["WARPLENS_RECORD"], errors="surrogateescape"))["folder"]
+shutil.copy(sys.argv[1], os.path.join(folder, "5.wlens"))
+"""
+"""A program that leaves its first argument as its recording."""
+
+
+def leaving(place: Path, more: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """`record` in `place` of a program that leaves a recording and does `more`."""
+    made = recording(place)
+    work = place / "work"
+    work.mkdir()
+    return warplens(work, "record", *options, sys.executable, "-c", LEAVE + more, str(made))
+
+
+def test_a_folder_is_no_name_of_a_file_also_with_force(tmp_path: Path) -> None:
+    done = warplens(tmp_path, "record", "-f", "-o", ".", "sh", "-c", "echo ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is a folder" in done.stderr
+
+
+def test_a_recording_that_has_no_place_is_kept(tmp_path: Path) -> None:
+    done = leaving(tmp_path, "os.mkdir('d')", "-f", "-o", "d")
+    assert done.returncode == 4, done.stderr
+    (kept,) = (tmp_path / "work").glob(".warplens-*/5.wlens")
+    assert f"kept in {kept.parent}\n" in done.stderr
+    assert kept.read_bytes() == (tmp_path / "made.wlens").read_bytes()
 
 
 @pytest.mark.parametrize(("script", "code"), [("echo -k; exit 3", 3), ("true", 5)])
