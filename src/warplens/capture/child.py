@@ -1,7 +1,7 @@
 """Runs a program as its user would, with the one variable that has it recorded.
 
-In: a command, the variable's text, a time-out. Out: how it ended. The program has the terminal, the signals and the
-exit code to itself: this process only waits, also through Ctrl-C.
+In: a command, the variable's text, a time-out. Out: how it ended. The program has the terminal, the signals, the
+open files and the exit code to itself: this process only waits, also through Ctrl-C.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(command: list[str], text: str, timeout_s: float | None = None) -> Ending
     """Run `command` to its end. Raises UsageError where it cannot be started."""
     with _patient() as forward:
         try:
-            child = subprocess.Popen(command, env=environment(text))
+            child = subprocess.Popen(command, env=environment(text), close_fds=False)
         except OSError as error:
             raise UsageError(f"cannot run {command[0]}: {error.strerror or error}") from error
         forward.append(child)

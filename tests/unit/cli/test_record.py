@@ -102,3 +102,9 @@ def test_options_behind_the_program_are_its_own(tmp_path: Path) -> None:
 def test_the_folders_of_headers_and_of_cmake_are_there() -> None:
     assert (Path(run("include").stdout.strip()) / "warplens" / "host.hpp").is_file()
     assert (Path(run("include", "--cmake").stdout.strip()) / "warplensConfig.cmake").is_file()
+
+
+def test_files_that_are_open_are_the_programs_too(tmp_path: Path) -> None:
+    shell = f"{sys.executable} -m warplens record sh -c 'echo given >&3' 3>f"
+    subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert (tmp_path / "f").read_text(encoding="utf-8") == "given\n"
