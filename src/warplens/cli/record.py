@@ -103,7 +103,7 @@ def _keep(folder: Path, output: str | None, ranked: bool, notes: list[dict[str, 
     _tell_left_out(notes)
     if not found.files:
         return code or (LOSSES if recorded_files(folder) else MISSING)
-    finish(list(found.files), f"warplens summary {quoted(next(iter(found.files)))}")
+    finish(list(found.files), f"warplens summary {quoted(next(iter(found.files)))}", err=True)
     return LOSSES if code == 0 and lost else code
 
 

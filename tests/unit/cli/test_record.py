@@ -108,3 +108,9 @@ def test_files_that_are_open_are_the_programs_too(tmp_path: Path) -> None:
     shell = f"{sys.executable} -m warplens record sh -c 'echo given >&3' 3>f"
     subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, timeout=60, check=False)
     assert (tmp_path / "f").read_text(encoding="utf-8") == "given\n"
+
+
+def test_stdout_is_the_programs_alone(tmp_path: Path) -> None:
+    done = leaving(tmp_path, "print('mine')", "-o", "run.wlens")
+    assert (done.returncode, done.stdout) == (0, "mine\n")
+    assert "wrote run.wlens\n" in done.stderr
