@@ -83,7 +83,10 @@ def _name(number: int) -> str:
 
 @contextmanager
 def _patient() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Ctrl-C reaches the program by itself, being in the terminal's group too; other signals are handed on to it."""
+    """Ctrl-C reaches the program by itself, being in the terminal's group too; other signals are handed on to it.
+
+    One that is ignored, as by nohup, stays so, here and in the program, which inherits that.
+    """
     running: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, _frame: Any) -> None:
@@ -95,7 +98,8 @@ def _patient() -> Iterator[list[subprocess.Popen[bytes]]]:
         """A handler and not SIG_IGN, which the program would inherit."""
 
     handlers = {signal.SIGINT: nothing, signal.SIGTERM: hand_on, signal.SIGHUP: hand_on, signal.SIGUSR1: hand_on}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    heard = [number for number in handlers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, handlers[number]) for number in heard}
     try:
         yield running
     finally:

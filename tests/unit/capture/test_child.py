@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,11 @@ def test_a_process_that_used_a_gpu_package_says_so_at_its_end(tmp_path: Path) ->
     python(tmp_path, "import os, torch\nif os.fork() == 0: raise SystemExit", str(tmp_path / "lib"))
     (note,) = tmp_path.glob("*-python.json")
     assert json.loads(note.read_text(encoding="utf-8"))["python"] == ["torch"]
+
+
+def test_a_signal_that_is_ignored_stays_so_in_the_program() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert run(["sh", "-c", "kill -HUP $PPID; kill -HUP $$; exit 3"], "").code == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
