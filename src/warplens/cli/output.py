@@ -1,7 +1,8 @@
 """What commands print, and how they end.
 
 In: renderables, JSON-able values, paths, names from files. Out: text on stdout; "wrote" lines on stdout (of `record`,
-whose stdout is the program's, on stderr) and the "next" line on stderr, so that a pipe gets the answer alone. Escapes names; decides nothing about the content.
+whose stdout is the program's, on stderr) and the "next" line on stderr, so that a pipe gets the answer alone. Escapes
+names; decides nothing about the content.
 """
 
 from __future__ import annotations

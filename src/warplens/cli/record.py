@@ -83,7 +83,7 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
             return ending.code or MISSING
         ranked = files > 1 or rank_of(dict(os.environ)) is not None
         keep = True
-        code = _keep(folder, output, ranked, notes, ending.code)
+        code = _keep(folder, output, ranked, force, notes, ending.code)
         keep = recorded_files(folder) > 0
         return code
     finally:
@@ -93,12 +93,12 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _keep(folder: Path, output: str | None, ranked: bool, notes: list[dict[str, Any]], code: int) -> int:
+def _keep(folder: Path, output: str | None, ranked: bool, force: bool, notes: list[dict[str, Any]], code: int) -> int:
     """Give the files their names and say what is in them; the exit code. What gets no name stays in the folder."""
     from warplens.capture.notes import recorded_files
     from warplens.trace.collect import DEFAULT_TEMPLATE, collect
 
-    found = collect(folder, output or DEFAULT_TEMPLATE, ranked=ranked)
+    found = collect(folder, output or DEFAULT_TEMPLATE, ranked=ranked, force=force)
     lost = _tell(found.files, found.failures)
     _tell_left_out(notes)
     if not found.files:
