@@ -114,3 +114,10 @@ def test_stdout_is_the_programs_alone(tmp_path: Path) -> None:
     done = leaving(tmp_path, "print('mine')", "-o", "run.wlens")
     assert (done.returncode, done.stdout) == (0, "mine\n")
     assert "wrote run.wlens\n" in done.stderr
+
+
+@pytest.mark.parametrize(("ends", "code"), [("3", 3), ("0", 5)])
+def test_a_program_that_removes_the_folder_of_the_run_keeps_its_exit_code(ends: str, code: int, tmp_path: Path) -> None:
+    done = leaving(tmp_path, f"shutil.rmtree(folder); sys.exit({ends})")
+    assert done.returncode == code
+    assert "vanished while the program ran" in done.stderr
