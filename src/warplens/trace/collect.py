@@ -34,11 +34,17 @@ class Collected:
 def name_of(template: str, process: dict[str, Any], *, ranked: bool) -> str:
     """A file's name: `%p` becomes the process, `%h` the host, `%r` the rank, `%n` the program, `%%` a percent sign."""
     program = re.sub(r"[^\w.+-]", "_", Path(str(process.get("program") or "program")).stem) or "program"
-    rank = process.get("rank") or 0
-    known = {"p": str(process.get("pid", 0)), "h": platform.node(), "r": str(rank), "n": program, "%": "%"}
+    pid, rank = (str(_number(process, key)) for key in ("pid", "rank"))
+    known = {"p": pid, "h": platform.node(), "r": rank, "n": program, "%": "%"}
     if template == DEFAULT_TEMPLATE and ranked:
         template = RANKED_TEMPLATE
     return re.sub(r"%([phrn%])", lambda found: known[found[1]], template)
+
+
+def _number(process: dict[str, Any], key: str) -> int:
+    """0 for what is none: names of files are made of it."""
+    value = process.get(key)
+    return value if type(value) is int and value >= 0 else 0
 
 
 DEFAULT_TEMPLATE: Final = "warplens-%n-%p.wlens"
@@ -111,5 +117,5 @@ def _names(first: Path, process: dict[str, Any]) -> Iterator[Path]:
     """`first`, then names beside it."""
     yield first
     for number in itertools.count(1):
-        more = f"-{process.get('pid', 0)}" + (f"-{number}" if number > 1 else "")
+        more = f"-{_number(process, 'pid')}" + (f"-{number}" if number > 1 else "")
         yield first.with_name(first.stem + more + first.suffix)

@@ -137,3 +137,8 @@ def test_a_file_that_is_there_is_written_over_with_force_alone(
 )
 def test_names_are_made_of_program_process_and_rank(template: str, ranked: bool, name: str) -> None:
     assert name_of(template, {"pid": 12, "rank": 3, "program": "/x/a out.bin"}, ranked=ranked) == name
+
+
+@pytest.mark.parametrize("value", ["../ESCAPED", -1, True, 1.5, None, [1]])
+def test_a_process_or_rank_that_is_no_number_is_0_in_a_name(value: object) -> None:
+    assert name_of(RANKED_TEMPLATE, {"pid": value, "rank": value}, ranked=True) == "warplens-program-0-rank0.wlens"
