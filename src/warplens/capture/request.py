@@ -22,6 +22,9 @@ MAX_TEXT_BYTES: Final = 64 << 10
 LEAST_CAPACITY_BYTES: Final = 1 << 20
 MOST_CAPACITY_BYTES: Final = 16 << 30
 _LEAST: Final = {"launch_skip": 0, "launch_count": 1, "rounds": 0, "every_block": 1}
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+"""Bytes that are not UTF-8, as Python has them in arguments and names: a trace holds text alone."""
+_NO_TEXT: Final = "\N{REPLACEMENT CHARACTER}"
 _NOT_POSIX: Final = re.compile(r"\(\?|[*+?}][?+]|\\[dDsSwWAZ]")
 
 
@@ -118,8 +121,8 @@ def to_text(request: Request, folder: str, *, host: str | None = None, command: 
     keys["blocks"] = ",".join(map(str, sorted(set(request.blocks or ()))))
     for name, value in (("note", request.note), ("host", host), ("command", command)):
         if value is not None:
-            keys[name] = json.dumps(value)
-    text = urlencode(keys)
+            keys[name] = _SURROGATES.sub(_NO_TEXT, json.dumps(value, ensure_ascii=False))
+    text = urlencode(keys, errors="surrogateescape")  # paths and names need not be UTF-8
     if len(text) > MAX_TEXT_BYTES:
         raise UsageError(f"the options take {len(text):,} bytes: {MAX_TEXT_BYTES:,} fit; name fewer blocks")
     return text
@@ -137,7 +140,7 @@ class Asked:
 
 def from_text(text: str) -> Asked | None:
     """The other way; None for a text of another version, or one that was not written by `to_text`."""
-    keys = dict(parse_qsl(text, keep_blank_values=True))
+    keys = dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape"))
     try:
         if int(keys["version"]) != VERSION:
             return None

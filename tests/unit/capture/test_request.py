@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 
 import click
@@ -40,6 +41,14 @@ def test_what_is_asked_for_arrives(
     asked = from_text(to_text(request, folder, host="h", command=["a b", "c&d"]))
     assert asked is not None
     assert (asked.request, asked.folder, asked.host, asked.command) == (request, folder, "h", ["a b", "c&d"])
+
+
+def test_what_is_not_utf_8_arrives_or_is_replaced_where_the_trace_shows_it() -> None:
+    name = os.fsdecode(b"/caf\xe9")
+    asked = from_text(to_text(Request(kernels=name, note=name), name, command=["x", name]))
+    assert asked is not None
+    assert (asked.request.kernels, asked.folder) == (name, name)
+    assert (asked.request.note, asked.command) == ("/caf\N{REPLACEMENT CHARACTER}", ["x", "/caf\N{REPLACEMENT CHARACTER}"])
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "version=2&folder=x", "version=1&folder=x&warp_mask=x"])

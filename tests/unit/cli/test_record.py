@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,11 @@ def test_a_program_that_removes_the_folder_of_the_run_keeps_its_exit_code(ends: 
     done = leaving(tmp_path, f"shutil.rmtree(folder); sys.exit({ends})")
     assert done.returncode == code
     assert "vanished while the program ran" in done.stderr
+
+
+def test_a_folder_and_arguments_need_not_be_utf_8(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    place.mkdir()
+    done = leaving(place, "sys.exit(1)", "--command", "-o", os.fsdecode(b"\xe9.wlens"))
+    assert done.returncode == 1, done.stderr
+    assert (place / "work" / os.fsdecode(b"\xe9.wlens")).is_file()
