@@ -79,7 +79,9 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
             click.echo(f"{visible(command[0])}: {ending.why}", err=True)
         notes, files = read_notes(folder), recorded_files(folder)
         if not folder.is_dir():
-            click.echo(f"{visible(folder, limit=4096)} vanished while the program ran, and recordings with it", err=True)
+            click.echo(
+                f"{visible(folder, limit=4096)} vanished while the program ran, and recordings with it", err=True
+            )
         if not files:
             _tell_what_ran(notes)
             return ending.code or MISSING

@@ -57,8 +57,9 @@ def test_the_users_own_sitecustomize_runs_too(tmp_path: Path) -> None:
     assert done.stdout.split() == ["here", str(own / "sitecustomize.py")]
 
 
-def test_a_python_start_loads_nothing_of_warplens(tmp_path: Path) -> None:
-    done = python(tmp_path, "import sys; print([m for m in sys.modules if m.startswith(('warplens', 'numpy'))])")
+def test_a_python_start_loads_nothing_of_warplens_and_nothing_slow(tmp_path: Path) -> None:
+    slow = "('warplens', 'numpy', 'urllib', 'json', 're')"
+    done = python(tmp_path, f"import sys; print([m for m in sys.modules if m.split('.')[0] in {slow}])")
     assert done.stdout == "[]\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -66,9 +67,22 @@ def test_a_python_start_loads_nothing_of_warplens(tmp_path: Path) -> None:
 def test_a_process_that_used_a_gpu_package_says_so_at_its_end(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "torch.py").write_text("", encoding="utf-8")
-    python(tmp_path, "import os, torch\nif os.fork() == 0: raise SystemExit", str(tmp_path / "lib"))
-    (note,) = tmp_path.glob("*-python.json")
-    assert json.loads(note.read_text(encoding="utf-8"))["python"] == ["torch"]
+    run_folder = tmp_path / os.fsdecode(b"a+b %c&\xe9")
+    run_folder.mkdir()
+    code = "import os, sys, torch\nsys.argv = ['/x/a \"\\\\ \\n\\xe9']\nif os.fork() == 0: raise SystemExit"
+    python(run_folder, code, str(tmp_path / "lib"))
+    (note,) = run_folder.glob("*-python.json")
+    found = json.loads(note.read_text(encoding="utf-8"))
+    assert (found["python"], found["process"]["program"]) == (["torch"], 'a "\\ \n\xe9')
+
+
+@pytest.mark.parametrize("argv", ["[None]", "None", "[]"])
+def test_a_note_disturbs_no_program(argv: str, tmp_path: Path) -> None:
+    for name in ("torch", "json"):
+        (tmp_path / f"{name}.py").write_text(f"print('{name}')", encoding="utf-8")
+    done = python(tmp_path, f"import sys, torch; sys.argv = {argv}", str(tmp_path))
+    assert (done.stdout, done.stderr) == ("torch\n", "")
+    assert len(list(tmp_path.glob("*-python.json"))) == 1
 
 
 def test_a_signal_that_is_ignored_stays_so_in_the_program() -> None:

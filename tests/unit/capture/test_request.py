@@ -48,7 +48,10 @@ def test_what_is_not_utf_8_arrives_or_is_replaced_where_the_trace_shows_it() -> 
     asked = from_text(to_text(Request(kernels=name, note=name), name, command=["x", name]))
     assert asked is not None
     assert (asked.request.kernels, asked.folder) == (name, name)
-    assert (asked.request.note, asked.command) == ("/caf\N{REPLACEMENT CHARACTER}", ["x", "/caf\N{REPLACEMENT CHARACTER}"])
+    assert (asked.request.note, asked.command) == (
+        "/caf\N{REPLACEMENT CHARACTER}",
+        ["x", "/caf\N{REPLACEMENT CHARACTER}"],
+    )
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "version=2&folder=x", "version=1&folder=x&warp_mask=x"])
