@@ -81,10 +81,25 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
+def _in_foreground() -> bool:
+    """Whether the terminal's keys send signals to this process's group; False without a terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
 @contextmanager
 def _patient() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Ctrl-C reaches the program by itself, being in the terminal's group too; other signals are handed on to it.
+    """Keys (Ctrl-C) reach the program by itself, being in the terminal's group too; other signals are handed on to it.
 
+    Outside of that group SIGINT was sent, and is handed on: a sender to the whole group has the program hear it twice.
     One that is ignored, as by nohup, stays so, here and in the program, which inherits that.
     """
     running: list[subprocess.Popen[bytes]] = []
@@ -94,10 +109,13 @@ def _patient() -> Iterator[list[subprocess.Popen[bytes]]]:
             if child.poll() is None:
                 child.send_signal(number)
 
-    def nothing(_number: int, _frame: Any) -> None:
+    def from_keys(number: int, frame: Any) -> None:
         """A handler and not SIG_IGN, which the program would inherit."""
+        if not _in_foreground():
+            hand_on(number, frame)
 
-    handlers = {signal.SIGINT: nothing, signal.SIGTERM: hand_on, signal.SIGHUP: hand_on, signal.SIGUSR1: hand_on}
+    others = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+    handlers = {signal.SIGINT: from_keys, signal.SIGQUIT: from_keys, **dict.fromkeys(others, hand_on)}
     heard = [number for number in handlers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, handlers[number]) for number in heard}
     try:

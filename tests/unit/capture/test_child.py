@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -91,3 +92,42 @@ def test_a_signal_that_is_ignored_stays_so_in_the_program() -> None:
         assert run(["sh", "-c", "kill -HUP $PPID; kill -HUP $$; exit 3"], "").code == 3
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+SIGNALS = ("INT", "TERM", "HUP", "USR1", "USR2", "QUIT", "ALRM")
+SENDS = f"""
+import os, signal, sys
+heard = []
+for name in {SIGNALS}:
+    signal.signal(getattr(signal, "SIG" + name), lambda number, _: heard.append(number))
+    os.kill(os.getppid(), getattr(signal, "SIG" + name))
+    while signal.Signals(heard[-1] if heard else 1).name[3:] != name and signal.sigtimedwait([], 0.01) is None:
+        pass
+sys.exit(len(heard))
+"""
+
+
+def test_signals_to_this_process_alone_reach_the_program() -> None:
+    code = f"from warplens.capture.child import run; print(run([{sys.executable!r}, '-c', {SENDS!r}], '', 20).code)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, start_new_session=True
+    )
+    assert (done.stdout, done.stderr) == (f"{len(SIGNALS)}\n", "")
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_program_once() -> None:
+    program = "import signal, time; signal.signal(2, lambda *_: print('heard')); print('ready'); time.sleep(0.5)"
+    code = f"from warplens.capture.child import run; run([{sys.executable!r}, '-uc', {program!r}], '')"
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    shown = b""
+    try:
+        while data := os.read(terminal, 1000):
+            if b"ready" in data:
+                os.write(terminal, b"\x03")
+            shown += data
+    except OSError:  # how a terminal ends on Linux
+        pass
+    assert os.waitpid(child, 0)[1] == 0
+    assert shown.count(b"heard") == 1
