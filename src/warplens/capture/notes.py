@@ -1,7 +1,7 @@
 """What the processes of a recorded program said of themselves, in the folder of the run.
 
-In: the folder, which the program may have removed. Out: the notes, each a JSON object with `process`; how many recorded something. Imports nothing
-heavy: where nothing was recorded this is all that is read.
+In: the folder, which the program may have removed. Out: the notes, each a JSON object with `process`; how many
+recorded something. Imports nothing heavy: where nothing was recorded this is all that is read.
 """
 
 from __future__ import annotations

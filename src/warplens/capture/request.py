@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote_plus, urlencode
 
 from warplens.errors import UsageError
 
@@ -124,8 +124,22 @@ def to_text(request: Request, folder: str, *, host: str | None = None, command: 
             keys[name] = _SURROGATES.sub(_NO_TEXT, json.dumps(value, ensure_ascii=False))
     text = urlencode(keys, errors="surrogateescape")  # paths and names need not be UTF-8
     if len(text) > MAX_TEXT_BYTES:
-        raise UsageError(f"the options take {len(text):,} bytes: {MAX_TEXT_BYTES:,} fit; name fewer blocks")
+        longest = max(_SHORTER, key=lambda name: len(quote_plus(str(keys.get(name, "")), errors="surrogateescape")))
+        raise UsageError(
+            f"the options take {len(text):,} bytes on their way to the program: {MAX_TEXT_BYTES:,} fit; {longest} "
+            f"takes most of them: {_SHORTER[longest]}"
+        )
     return text
+
+
+_SHORTER: Final = {
+    "blocks": "name fewer, or record every n-th",
+    "note": "shorten it",
+    "kernels": "shorten the expression",
+    "command": "do not ask for it, or shorten the program's arguments",
+    "folder": "choose a place with a shorter path",
+}
+"""What to do where a key is too long."""
 
 
 @dataclass(frozen=True)

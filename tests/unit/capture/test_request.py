@@ -116,3 +116,17 @@ def test_words_that_a_recording_of_one_kernel_has_too_mean_the_same() -> None:
 )
 def test_a_rank_is_that_of_torchrun_mpi_or_slurm(environment: dict[str, str], rank: int | None) -> None:
     assert rank_of(environment) == rank
+
+
+@pytest.mark.parametrize(
+    ("request_", "command", "says"),
+    [
+        (Request(note="x" * 70_000), None, "note takes most of them: shorten it"),
+        (Request(blocks=tuple(range(20_000))), None, "blocks takes most of them: name fewer"),
+        (Request(kernels="x" * 70_000), None, "kernels takes most"),
+        (Request(), ["x" * 70_000], "command takes most"),
+    ],
+)
+def test_options_that_are_too_long_are_named(request_: Request, command: list[str] | None, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        to_text(request_, "/x", command=command)
