@@ -249,8 +249,9 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(built: 
 def test_a_folder_that_is_gone_while_the_program_runs_stops_the_recording_alone(built: Built, tmp_path: Path) -> None:
     command = ["sh", "-c", f"rm -rf .warplens-*; exec {built.program} run 5"]
     done = run(built, tmp_path, [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--", *command])
-    assert done.stdout == "5\n"
+    assert (done.returncode, done.stdout) == (5, "5\n")
     assert "is not recorded further" in done.stderr
+    assert "vanished while the program ran" in done.stderr
 
 
 def test_outside_of_record_nothing_is_written(built: Built, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Runs a program as its user would, with the one variable that has it recorded.
 
-In: a command, the variable's text, a time-out. Out: how it ended. The program has the terminal, the signals and the
-exit code to itself: this process only waits, also through Ctrl-C.
+In: a command, the variable's text, a time-out. Out: how it ended. The program has the terminal, the signals, the
+open files and the exit code to itself: this process only waits, also through Ctrl-C.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(command: list[str], text: str, timeout_s: float | None = None) -> Ending
     """Run `command` to its end. Raises UsageError where it cannot be started."""
     with _patient() as forward:
         try:
-            child = subprocess.Popen(command, env=environment(text))
+            child = subprocess.Popen(command, env=environment(text), close_fds=False)
         except OSError as error:
             raise UsageError(f"cannot run {command[0]}: {error.strerror or error}") from error
         forward.append(child)
@@ -81,9 +81,27 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
+def _in_foreground() -> bool:
+    """Whether the terminal's keys send signals to this process's group; False without a terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
 @contextmanager
 def _patient() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Ctrl-C reaches the program by itself, being in the terminal's group too; other signals are handed on to it."""
+    """Keys (Ctrl-C) reach the program by itself, being in the terminal's group too; other signals are handed on to it.
+
+    Outside of that group SIGINT was sent, and is handed on: a sender to the whole group has the program hear it twice.
+    One that is ignored, as by nohup, stays so, here and in the program, which inherits that.
+    """
     running: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, _frame: Any) -> None:
@@ -91,11 +109,15 @@ def _patient() -> Iterator[list[subprocess.Popen[bytes]]]:
             if child.poll() is None:
                 child.send_signal(number)
 
-    def nothing(_number: int, _frame: Any) -> None:
+    def from_keys(number: int, frame: Any) -> None:
         """A handler and not SIG_IGN, which the program would inherit."""
+        if not _in_foreground():
+            hand_on(number, frame)
 
-    handlers = {signal.SIGINT: nothing, signal.SIGTERM: hand_on, signal.SIGHUP: hand_on, signal.SIGUSR1: hand_on}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    others = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+    handlers = {signal.SIGINT: from_keys, signal.SIGQUIT: from_keys, **dict.fromkeys(others, hand_on)}
+    heard = [number for number in handlers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, handlers[number]) for number in heard}
     try:
         yield running
     finally:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote_plus, urlencode
 
 from warplens.errors import UsageError
 
@@ -22,6 +22,9 @@ MAX_TEXT_BYTES: Final = 64 << 10
 LEAST_CAPACITY_BYTES: Final = 1 << 20
 MOST_CAPACITY_BYTES: Final = 16 << 30
 _LEAST: Final = {"launch_skip": 0, "launch_count": 1, "rounds": 0, "every_block": 1}
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+"""Bytes that are not UTF-8, as Python has them in arguments and names: a trace holds text alone."""
+_NO_TEXT: Final = "\N{REPLACEMENT CHARACTER}"
 _NOT_POSIX: Final = re.compile(r"\(\?|[*+?}][?+]|\\[dDsSwWAZ]")
 
 
@@ -118,11 +121,25 @@ def to_text(request: Request, folder: str, *, host: str | None = None, command: 
     keys["blocks"] = ",".join(map(str, sorted(set(request.blocks or ()))))
     for name, value in (("note", request.note), ("host", host), ("command", command)):
         if value is not None:
-            keys[name] = json.dumps(value)
-    text = urlencode(keys)
+            keys[name] = _SURROGATES.sub(_NO_TEXT, json.dumps(value, ensure_ascii=False))
+    text = urlencode(keys, errors="surrogateescape")  # paths and names need not be UTF-8
     if len(text) > MAX_TEXT_BYTES:
-        raise UsageError(f"the options take {len(text):,} bytes: {MAX_TEXT_BYTES:,} fit; name fewer blocks")
+        longest = max(_SHORTER, key=lambda name: len(quote_plus(str(keys.get(name, "")), errors="surrogateescape")))
+        raise UsageError(
+            f"the options take {len(text):,} bytes on their way to the program: {MAX_TEXT_BYTES:,} fit; {longest} "
+            f"takes most of them: {_SHORTER[longest]}"
+        )
     return text
+
+
+_SHORTER: Final = {
+    "blocks": "name fewer, or record every n-th",
+    "note": "shorten it",
+    "kernels": "shorten the expression",
+    "command": "do not ask for it, or shorten the program's arguments",
+    "folder": "choose a place with a shorter path",
+}
+"""What to do where a key is too long."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +154,7 @@ class Asked:
 
 def from_text(text: str) -> Asked | None:
     """The other way; None for a text of another version, or one that was not written by `to_text`."""
-    keys = dict(parse_qsl(text, keep_blank_values=True))
+    keys = dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape"))
     try:
         if int(keys["version"]) != VERSION:
             return None

@@ -1,7 +1,8 @@
 """What commands print, and how they end.
 
-In: renderables, JSON-able values, paths, names from files. Out: text on stdout; "wrote" lines on stdout and the
-"next" line on stderr, so that a pipe gets the answer alone. Escapes names; decides nothing about the content.
+In: renderables, JSON-able values, paths, names from files. Out: text on stdout; "wrote" lines on stdout (of `record`,
+whose stdout is the program's, on stderr) and the "next" line on stderr, so that a pipe gets the answer alone. Escapes
+names; decides nothing about the content.
 """
 
 from __future__ import annotations
@@ -89,10 +90,10 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(value), indent=indent, default=str, ensure_ascii=not _is_utf8(), allow_nan=False)
 
 
-def finish(wrote: Sequence[Path] = (), following: str = "") -> None:
-    """The closing lines: a path a line on stdout, and the next command to try on stderr."""
+def finish(wrote: Sequence[Path] = (), following: str = "", *, err: bool = False) -> None:
+    """The closing lines: a path a line on stdout (`err`: on stderr), and the next command to try on stderr."""
     for path in wrote:
-        click.echo(f"wrote {visible(path, limit=4096)}")
+        click.echo(f"wrote {visible(path, limit=4096)}", err=err)
     sys.stdout.flush()
     if following:
         with contextlib.suppress(OSError):  # a full or closed stderr does not spoil the answer

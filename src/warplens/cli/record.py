@@ -65,9 +65,12 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     request = Request.of(options)
     command = command_line(list(cmd[1:] if cmd[:1] == ("--",) else cmd), module=module)
     target = Path(output or ".")
+    if output and "%" not in output and target.is_dir():
+        raise UsageError(f"{target} is a folder: -o names a file, such as {target / 'run.wlens'}")
     if output and "%" not in output and target.exists() and not force:
         raise UsageError(f"{target} is there already: -f writes over it, %p in -o gives each process its own")
     folder = _run_folder(target.parent)
+    keep = False  # files without a name yet are the only copy
     try:
         host = platform.node() if request.host else None
         text = to_text(request, str(folder), host=host, command=command if request.command else None)
@@ -75,25 +78,36 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
         if ending.why:
             click.echo(f"{visible(command[0])}: {ending.why}", err=True)
         notes, files = read_notes(folder), recorded_files(folder)
+        if not folder.is_dir():
+            click.echo(
+                f"{visible(folder, limit=4096)} vanished while the program ran, and recordings with it", err=True
+            )
         if not files:
             _tell_what_ran(notes)
             return ending.code or MISSING
         ranked = files > 1 or rank_of(dict(os.environ)) is not None
-        return _keep(folder, output, ranked, notes, ending.code)
+        keep = True
+        code = _keep(folder, output, ranked, force, notes, ending.code)
+        keep = recorded_files(folder) > 0
+        return code
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if keep:
+            click.echo(f"kept in {visible(folder, limit=4096)}", err=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _keep(folder: Path, output: str | None, ranked: bool, notes: list[dict[str, Any]], code: int) -> int:
-    """Give the files their names and say what is in them; the exit code."""
+def _keep(folder: Path, output: str | None, ranked: bool, force: bool, notes: list[dict[str, Any]], code: int) -> int:
+    """Give the files their names and say what is in them; the exit code. What gets no name stays in the folder."""
+    from warplens.capture.notes import recorded_files
     from warplens.trace.collect import DEFAULT_TEMPLATE, collect
 
-    found = collect(folder, output or DEFAULT_TEMPLATE, ranked=ranked)
+    found = collect(folder, output or DEFAULT_TEMPLATE, ranked=ranked, force=force)
     lost = _tell(found.files, found.failures)
     _tell_left_out(notes)
     if not found.files:
-        return code or MISSING
-    finish(list(found.files), f"warplens summary {quoted(next(iter(found.files)))}")
+        return code or (LOSSES if recorded_files(folder) else MISSING)
+    finish(list(found.files), f"warplens summary {quoted(next(iter(found.files)))}", err=True)
     return LOSSES if code == 0 and lost else code
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,8 +58,9 @@ def test_the_users_own_sitecustomize_runs_too(tmp_path: Path) -> None:
     assert done.stdout.split() == ["here", str(own / "sitecustomize.py")]
 
 
-def test_a_python_start_loads_nothing_of_warplens(tmp_path: Path) -> None:
-    done = python(tmp_path, "import sys; print([m for m in sys.modules if m.startswith(('warplens', 'numpy'))])")
+def test_a_python_start_loads_nothing_of_warplens_and_nothing_slow(tmp_path: Path) -> None:
+    slow = "('warplens', 'numpy', 'urllib', 'json', 're')"
+    done = python(tmp_path, f"import sys; print([m for m in sys.modules if m.split('.')[0] in {slow}])")
     assert done.stdout == "[]\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -65,6 +68,66 @@ def test_a_python_start_loads_nothing_of_warplens(tmp_path: Path) -> None:
 def test_a_process_that_used_a_gpu_package_says_so_at_its_end(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "torch.py").write_text("", encoding="utf-8")
-    python(tmp_path, "import os, torch\nif os.fork() == 0: raise SystemExit", str(tmp_path / "lib"))
-    (note,) = tmp_path.glob("*-python.json")
-    assert json.loads(note.read_text(encoding="utf-8"))["python"] == ["torch"]
+    run_folder = tmp_path / os.fsdecode(b"a+b %c&\xe9")
+    run_folder.mkdir()
+    code = "import os, sys, torch\nsys.argv = ['/x/a \"\\\\ \\n\\xe9']\nif os.fork() == 0: raise SystemExit"
+    python(run_folder, code, str(tmp_path / "lib"))
+    (note,) = run_folder.glob("*-python.json")
+    found = json.loads(note.read_text(encoding="utf-8"))
+    assert (found["python"], found["process"]["program"]) == (["torch"], 'a "\\ \n\xe9')
+
+
+@pytest.mark.parametrize("argv", ["[None]", "None", "[]"])
+def test_a_note_disturbs_no_program(argv: str, tmp_path: Path) -> None:
+    for name in ("torch", "json"):
+        (tmp_path / f"{name}.py").write_text(f"print('{name}')", encoding="utf-8")
+    done = python(tmp_path, f"import sys, torch; sys.argv = {argv}", str(tmp_path))
+    assert (done.stdout, done.stderr) == ("torch\n", "")
+    assert len(list(tmp_path.glob("*-python.json"))) == 1
+
+
+def test_a_signal_that_is_ignored_stays_so_in_the_program() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert run(["sh", "-c", "kill -HUP $PPID; kill -HUP $$; exit 3"], "").code == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+SIGNALS = ("INT", "TERM", "HUP", "USR1", "USR2", "QUIT", "ALRM")
+SENDS = f"""
+import os, signal, sys
+heard = []
+for name in {SIGNALS}:
+    signal.signal(getattr(signal, "SIG" + name), lambda number, _: heard.append(number))
+    os.kill(os.getppid(), getattr(signal, "SIG" + name))
+    while signal.Signals(heard[-1] if heard else 1).name[3:] != name and signal.sigtimedwait([], 0.01) is None:
+        pass
+sys.exit(len(heard))
+"""
+
+
+def test_signals_to_this_process_alone_reach_the_program() -> None:
+    code = f"from warplens.capture.child import run; print(run([{sys.executable!r}, '-c', {SENDS!r}], '', 20).code)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, start_new_session=True
+    )
+    assert (done.stdout, done.stderr) == (f"{len(SIGNALS)}\n", "")
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_program_once() -> None:
+    program = "import signal, time; signal.signal(2, lambda *_: print('heard')); print('ready'); time.sleep(0.5)"
+    code = f"from warplens.capture.child import run; run([{sys.executable!r}, '-uc', {program!r}], '')"
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    shown = b""
+    try:
+        while data := os.read(terminal, 1000):
+            if b"ready" in data:
+                os.write(terminal, b"\x03")
+            shown += data
+    except OSError:  # how a terminal ends on Linux
+        pass
+    assert os.waitpid(child, 0)[1] == 0
+    assert shown.count(b"heard") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 
 import click
@@ -40,6 +41,17 @@ def test_what_is_asked_for_arrives(
     asked = from_text(to_text(request, folder, host="h", command=["a b", "c&d"]))
     assert asked is not None
     assert (asked.request, asked.folder, asked.host, asked.command) == (request, folder, "h", ["a b", "c&d"])
+
+
+def test_what_is_not_utf_8_arrives_or_is_replaced_where_the_trace_shows_it() -> None:
+    name = os.fsdecode(b"/caf\xe9")
+    asked = from_text(to_text(Request(kernels=name, note=name), name, command=["x", name]))
+    assert asked is not None
+    assert (asked.request.kernels, asked.folder) == (name, name)
+    assert (asked.request.note, asked.command) == (
+        "/caf\N{REPLACEMENT CHARACTER}",
+        ["x", "/caf\N{REPLACEMENT CHARACTER}"],
+    )
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "version=2&folder=x", "version=1&folder=x&warp_mask=x"])
@@ -104,3 +116,17 @@ def test_words_that_a_recording_of_one_kernel_has_too_mean_the_same() -> None:
 )
 def test_a_rank_is_that_of_torchrun_mpi_or_slurm(environment: dict[str, str], rank: int | None) -> None:
     assert rank_of(environment) == rank
+
+
+@pytest.mark.parametrize(
+    ("request_", "command", "says"),
+    [
+        (Request(note="x" * 70_000), None, "note takes most of them: shorten it"),
+        (Request(blocks=tuple(range(20_000))), None, "blocks takes most of them: name fewer"),
+        (Request(kernels="x" * 70_000), None, "kernels takes most"),
+        (Request(), ["x" * 70_000], "command takes most"),
+    ],
+)
+def test_options_that_are_too_long_are_named(request_: Request, command: list[str] | None, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        to_text(request_, "/x", command=command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.synthesis import fake_recording
 from warplens.cli import main
+from warplens.trace import Trace
 
 
 def run(*arguments: str) -> Result:
@@ -44,6 +47,45 @@ def test_a_file_that_is_there_is_not_written_over_unasked(tmp_path: Path) -> Non
     assert (tmp_path / "run.wlens").read_text(encoding="utf-8") == "mine"
 
 
+def recording(place: Path, **process: object) -> Path:
+    """A file as a recorded process leaves it."""
+    made = fake_recording(blocks=2, warps=1, sms=1)
+    made.manifest["process"] = {"pid": 5, "rank": 0, "program": "a.out", **process}
+    path = place / "made.wlens"
+    Trace.from_recording(made).save(path, records=True)
+    return path
+
+
+LEAVE = """
+import os, shutil, sys, urllib.parse
+folder = dict(urllib.parse.parse_qsl(os.environ["WARPLENS_RECORD"], errors="surrogateescape"))["folder"]
+shutil.copy(sys.argv[1], os.path.join(folder, "5.wlens"))
+"""
+"""A program that leaves its first argument as its recording."""
+
+
+def leaving(place: Path, more: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """`record` in `place` of a program that leaves a recording and does `more`."""
+    made = recording(place)
+    work = place / "work"
+    work.mkdir()
+    return warplens(work, "record", *options, sys.executable, "-c", LEAVE + more, str(made))
+
+
+def test_a_folder_is_no_name_of_a_file_also_with_force(tmp_path: Path) -> None:
+    done = warplens(tmp_path, "record", "-f", "-o", ".", "sh", "-c", "echo ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is a folder" in done.stderr
+
+
+def test_a_recording_that_has_no_place_is_kept(tmp_path: Path) -> None:
+    done = leaving(tmp_path, "os.mkdir('d')", "-f", "-o", "d")
+    assert done.returncode == 4, done.stderr
+    (kept,) = (tmp_path / "work").glob(".warplens-*/5.wlens")
+    assert f"kept in {kept.parent}\n" in done.stderr
+    assert kept.read_bytes() == (tmp_path / "made.wlens").read_bytes()
+
+
 @pytest.mark.parametrize(("script", "code"), [("echo -k; exit 3", 3), ("true", 5)])
 def test_a_program_without_marks_runs_as_ever_and_leaves_nothing(script: str, code: int, tmp_path: Path) -> None:
     done = warplens(tmp_path, "record", "sh", "-c", script)
@@ -61,3 +103,30 @@ def test_options_behind_the_program_are_its_own(tmp_path: Path) -> None:
 def test_the_folders_of_headers_and_of_cmake_are_there() -> None:
     assert (Path(run("include").stdout.strip()) / "warplens" / "host.hpp").is_file()
     assert (Path(run("include", "--cmake").stdout.strip()) / "warplensConfig.cmake").is_file()
+
+
+def test_files_that_are_open_are_the_programs_too(tmp_path: Path) -> None:
+    shell = f"{sys.executable} -m warplens record sh -c 'echo given >&3' 3>f"
+    subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert (tmp_path / "f").read_text(encoding="utf-8") == "given\n"
+
+
+def test_stdout_is_the_programs_alone(tmp_path: Path) -> None:
+    done = leaving(tmp_path, "print('mine')", "-o", "run.wlens")
+    assert (done.returncode, done.stdout) == (0, "mine\n")
+    assert "wrote run.wlens\n" in done.stderr
+
+
+@pytest.mark.parametrize(("ends", "code"), [("3", 3), ("0", 5)])
+def test_a_program_that_removes_the_folder_of_the_run_keeps_its_exit_code(ends: str, code: int, tmp_path: Path) -> None:
+    done = leaving(tmp_path, f"shutil.rmtree(folder); sys.exit({ends})")
+    assert done.returncode == code
+    assert "vanished while the program ran" in done.stderr
+
+
+def test_a_folder_and_arguments_need_not_be_utf_8(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    place.mkdir()
+    done = leaving(place, "sys.exit(1)", "--command", "-o", os.fsdecode(b"\xe9.wlens"))
+    assert done.returncode == 1, done.stderr
+    assert (place / "work" / os.fsdecode(b"\xe9.wlens")).is_file()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,37 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_kept(tmp_path: Pa
     assert len(found.failures) == 1
 
 
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("end", ["whole", "cut off"])
+def test_a_file_that_is_there_is_written_over_with_force_alone(
+    end: str, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def across(move: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+        def moved(path: Path, target: Path) -> None:
+            if Path(path).parent != Path(target).parent:
+                raise OSError(errno.EXDEV, "another file system")
+            move(path, target)
+
+        return moved
+
+    if not links:
+        monkeypatch.setattr(os, "link", across(os.link))
+        monkeypatch.setattr(os, "replace", across(os.replace))
+    mine = tmp_path / "5.wlens"
+    mine.write_text("mine", encoding="utf-8")
+    for force, names in ((False, ["5-5.wlens"]), (False, ["5-5-2.wlens"]), (True, ["5.wlens"])):
+        run = tmp_path / "run"
+        run.mkdir()
+        writer, manifest = write(run, launches=1)
+        if end == "whole":
+            writer.finish(manifest)
+        found = collect(run, str(tmp_path / "%p.wlens"), force=force)
+        assert ([path.name for path in found.files], found.failures) == (names, [])
+        assert (mine.read_bytes() == b"mine") is not force
+        run.rmdir()  # nothing is left in it
+    assert all(len(read_file(path).manifest["launches"]) == 1 for path in tmp_path.glob("*.wlens"))
+
+
 @pytest.mark.parametrize(
     ("template", "ranked", "name"),
     [
@@ -103,3 +137,8 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_kept(tmp_path: Pa
 )
 def test_names_are_made_of_program_process_and_rank(template: str, ranked: bool, name: str) -> None:
     assert name_of(template, {"pid": 12, "rank": 3, "program": "/x/a out.bin"}, ranked=ranked) == name
+
+
+@pytest.mark.parametrize("value", ["../ESCAPED", -1, True, 1.5, None, [1]])
+def test_a_process_or_rank_that_is_no_number_is_0_in_a_name(value: object) -> None:
+    assert name_of(RANKED_TEMPLATE, {"pid": value, "rank": value}, ranked=True) == "warplens-program-0-rank0.wlens"
