@@ -8,6 +8,7 @@ it does not know passes through as it stands (docs/adr/0012-instrumenting-ptx.md
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -66,7 +67,8 @@ def instrument(
     if not chosen:
         names = ", ".join(entry.name for entry in module.entries[:8])
         raise PtxError(f"no kernel's name holds {kernels!r}: there are {names}")
-    out = [_Entry(module, entry, int(arch[1])) for entry in chosen]
+    names = dict(zip(map(id, module.entries), _names(module), strict=True))
+    out = [_Entry(module, entry, int(arch[1]), names[id(entry)]) for entry in chosen]
     pieces = [piece for entry in out for piece in entry.mark(selection or Selection())]
     if most_registers is not None:
         pieces += [piece for entry in chosen for piece in _limit(module, entry, most_registers)]
@@ -116,13 +118,30 @@ def _descriptor(module: Module) -> str:
     return f".visible .{_space(module)} .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[{size}];"
 
 
+def _names(module: Module) -> Iterator[str]:
+    """Names of the kernels' site sets, in the order of the kernels: fit for a symbol, no two names or hashes alike."""
+    own = [entry.name for entry in module.entries]
+    plain = {name for name in own if re.fullmatch(r"\w+", name)}
+    names: set[str] = set()
+    hashes: set[int] = set()
+    tried: dict[str, int] = {}
+    for kernel in own:
+        base = name = re.sub(r"\W", "_", kernel)
+        while name in names or (name in plain and name != kernel) or layout.sites_hash(name) in hashes:
+            tried[base] = tried.get(base, 1) + 1
+            name = f"{base}_{tried[base]}"
+        names.add(name)
+        hashes.add(layout.sites_hash(name))
+        yield name
+
+
 class _Entry:
     """One kernel on its way: its plan, its symbol, its pieces."""
 
-    def __init__(self, module: Module, function: Function, arch: int) -> None:
+    def __init__(self, module: Module, function: Function, arch: int, name: str) -> None:
         self._flow = Flow(module, function)
         self._arch = arch
-        self.name = re.sub(r"\W", "_", function.name)
+        self.name = name
         self.kernel = Kernel(function.name, None)
         self.symbol = ""
         self.needs_shared = False

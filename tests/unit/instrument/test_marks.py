@@ -190,3 +190,21 @@ def test_a_predicated_return_is_stepped_over() -> None:
     assert "@!%p1 bra $wl_stay_" in found.text
     module = read(found.text)
     assert Flow(module, module.entries[0]).unknown_branch is None
+
+
+def module_of(*kernels: str) -> str:
+    """A module of kernels: a name each, and behind a blank a body."""
+    head = "(.param .u64 p) { .reg .b32 %r<9>; .reg .pred %p<4>; .reg .b64 %rd<9>; "
+    text = "".join(f".visible .entry {k.partition(' ')[0]}{head}{k.partition(' ')[2]}\n}}\n" for k in kernels)
+    return f".version 8.0\n.target sm_90\n.address_size 64\n{text}"
+
+
+def test_kernels_whose_names_differ_in_signs_alone_have_tables_of_their_own() -> None:
+    kernels = ("a$b", "a_b", "a_b_2", "a%b", "c")
+    found = instrument(module_of(*(f"{name} ret;" for name in kernels)))
+    sets = [kernel.site_set for kernel in found.kernels]
+    assert [own["name"] for own in sets if own] == ["a_b_3", "a_b", "a_b_2", "a_b_4", "c"]
+    assert len({own["hash"] for own in sets if own}) == 5
+    assert sorted(re.findall(r"warplens_sites_(\w+)\[", found.text)) == ["a_b", "a_b_2", "a_b_3", "a_b_4", "c"]
+    alone = instrument(module_of(*(f"{name} ret;" for name in kernels)), kernels=r"a\$b").kernels[0].site_set
+    assert alone == sets[0]
