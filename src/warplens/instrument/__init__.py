@@ -16,7 +16,7 @@ from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.flow import Flow
 from warplens.instrument.insert import Inserter, Piece, marks_file
-from warplens.instrument.read import STATEMENT, Function, Module, read, splice
+from warplens.instrument.read import STATEMENT, Function, Module, read, splice, without_remarks
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
 from warplens.instrument.sites import Plan, Planner, Selection
 
@@ -26,6 +26,8 @@ _ARCH: Final = re.compile(r"sm_(\d+)")
 _LEAST_ARCH: Final = 80
 _HAS_SYSTEM_SHARED: Final = 90
 _OWN_SHARED: Final = "warplens_own"
+_OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, layout.SITES_SYMBOL_PREFIX)
+_OWN_NAME: Final = re.compile(rf"(?<![\w$%])(?:[%$]wl_\w*|{_OWN_SHARED}\b|{layout.SITES_SYMBOL_PREFIX}\w*)")
 
 
 @dataclass
@@ -90,8 +92,11 @@ def _limit(module: Module, entry: Function, most_registers: int) -> list[Piece]:
 
 
 def _checked(text: str) -> str:
-    if layout.DESCRIPTOR_SYMBOL in text or "%wl_" in text:
+    if layout.DESCRIPTOR_SYMBOL in text:
         raise PtxError("this PTX has marks of warplens already: instrument what the compiler wrote")
+    if any(name in text for name in _OWN_NAMES) and (found := _OWN_NAME.search(without_remarks(text))):
+        where = f"{found[0]!r} is a name that marks use"
+        raise PtxError(f"this PTX cannot be marked, for {where}: rename it, or instrument what the compiler wrote")
     if text.startswith(("\x7fELF", "!<arch>", "\x50\xed\x55\xba")):
         raise PtxError("this is machine code, not PTX: a binary that holds no PTX cannot be instrumented")
     if "\0" in text:

@@ -105,6 +105,11 @@ def without_comments(text: str) -> str:
     return _COMMENT.sub(lambda found: found[1] or " ", text)
 
 
+def without_remarks(text: str) -> str:
+    """The text with a blank for each comment and each string."""
+    return _COMMENT.sub(" ", text)
+
+
 def read(text: str) -> Module:
     """Cuts PTX into statements.
 

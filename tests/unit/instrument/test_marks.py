@@ -208,3 +208,11 @@ def test_kernels_whose_names_differ_in_signs_alone_have_tables_of_their_own() ->
     assert sorted(re.findall(r"warplens_sites_(\w+)\[", found.text)) == ["a_b", "a_b_2", "a_b_3", "a_b_4", "c"]
     alone = instrument(module_of(*(f"{name} ret;" for name in kernels)), kernels=r"a\$b").kernels[0].site_set
     assert alone == sets[0]
+
+
+@pytest.mark.parametrize("name", ["$wl_stay_1", "%wl_p1", "warplens_own", "warplens_sites_k"])
+def test_names_that_marks_use_are_refused_but_in_comments_and_strings(name: str) -> None:
+    with pytest.raises(PtxError, match=f"{re.escape(name)}' is a name that marks use"):
+        instrument(module_of(f"k {name}: bar.sync 0; @%p1 ret; ret;"))
+    found = instrument(module_of(f'k x{name.lstrip("%")}: bar.sync 0; /* {name} */ .pragma "{name}"; ret;'))
+    assert any(own.endswith("wait barrier 0") for own in names(found))
