@@ -72,11 +72,13 @@ def instrument(
     names = dict(zip(map(id, module.entries), _names(module), strict=True))
     out = [_Entry(module, entry, int(arch[1]), names[id(entry)]) for entry in chosen]
     pieces = [piece for entry in out for piece in entry.mark(selection or Selection())]
+    if not pieces:
+        raise PtxError(f"{chosen[0].name} has no instructions: there is nothing to mark")
     if most_registers is not None:
         pieces += [piece for entry in chosen for piece in _limit(module, entry, most_registers)]
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
-    symbols = [_descriptor(module), *(entry.symbol for entry in out)]
+    symbols = [_descriptor(module), *(entry.symbol for entry in out if entry.symbol)]
     if number := marks_file(module):
         symbols.append(f'.file {number} "{layout.MARKS_FILE}"')
     if any(entry.needs_shared for entry in out):
@@ -157,6 +159,9 @@ class _Entry:
     def mark(self, selection: Selection) -> list[Piece]:
         """The pieces; fills `kernel` and `symbol`."""
         flow = self._flow
+        if not flow.code:
+            self.kernel.left_out.append("not marked: it has no instructions")
+            return []
         plan = Planner(flow, selection).plan()
         calls = sum(own.name == "call" for own in flow.code)
         left_out = [*plan.left_out, *([f"{calls} calls: what the functions do is not marked"] if calls else [])]

@@ -201,6 +201,8 @@ class Flow:
         starts = {0, *labels}
         starts |= {n + 1 for n, own in enumerate(self.code) if own.name in _ENDS or self._targets[n] != []}
         ordered = sorted(start for start in starts if start < len(self.code))
+        if not ordered:
+            return
         for start, stop in zip(ordered, [*ordered[1:], len(self.code)], strict=True):
             yield Block(start, stop, labels.get(start, -1))
 

@@ -216,3 +216,38 @@ def test_names_that_marks_use_are_refused_but_in_comments_and_strings(name: str)
         instrument(module_of(f"k {name}: bar.sync 0; @%p1 ret; ret;"))
     found = instrument(module_of(f'k x{name.lstrip("%")}: bar.sync 0; /* {name} */ .pragma "{name}"; ret;'))
     assert any(own.endswith("wait barrier 0") for own in names(found))
+
+
+ASK = "$w: mbarrier.try_wait.shared.b64 %p1, [{}], %r2; @!%p1 bra $w;"
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("bar.sync 01;", "barrier 1"),
+        ("bar.sync 0b11;", "barrier 3"),
+        ("bar.sync 0x0aU;", "barrier 10"),
+        ("mov.u32 %r3, 017; bar.sync %r3;", "barrier 15"),
+        ("bar.sync 08;", "barrier ?"),
+        (f"bar.sync {'1' * 5000};", "barrier ?"),
+        (ASK.format("%r1+010"), "mbarrier shared+8[]"),
+        (ASK.format("%r1+foo"), "mbarrier"),
+        (ASK.format("%r1+" + "9" * 5000), "mbarrier"),
+        (ASK.format("9" * 5000), "mbarrier"),
+        (ASK.format("0x10+8"), "mbarrier shared+24"),
+    ],
+    ids=["octal", "binary", "hex", "register", "none", "digits", "offset", "symbol", "far", "where", "plain"],
+)
+def test_integers_are_read_as_ptx_writes_them(body: str, name: str) -> None:
+    sites = sites_of(instrument(module_of(f"k mov.u32 %r1, %tid.x; {body} ret;")))
+    assert [site["resource"] for site in sites if site["kind"] == "wait"] == [name]
+
+
+def test_a_kernel_without_instructions_is_left_out_with_a_note() -> None:
+    found = instrument(module_of("empty .reg .b32 %q;", "k bar.sync 0; ret;"))
+    assert found.kernels[0].site_set is None
+    assert found.kernels[0].left_out == ["not marked: it has no instructions"]
+    assert "warplens_sites_empty" not in found.text
+    assert any(own.endswith("wait barrier 0") for own in names(found, 1))
+    with pytest.raises(PtxError, match="empty has no instructions"):
+        instrument(module_of("empty "))
