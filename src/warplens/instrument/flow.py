@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from warplens.instrument.lanes import Lanes
 
 _INSTRUCTION: Final = re.compile(r"(?:@\s*+(!?)\s*+([\w$%]++)\s*+)?([a-z][\w.:]*+)(.*)", re.DOTALL)
-_LOC: Final = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+)\s+(\d+))?", re.DOTALL)
-_OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):(\d+):(\d+)[\s\]]*\Z")
+_PLACE: Final = r"([0-9]{1,9})\s++([0-9]{1,9})\s++([0-9]{1,9})(?![0-9])"
+_LOC: Final = re.compile(rf"\.loc\s++{_PLACE}(?:.*\binlined_at\s++{_PLACE})?", re.DOTALL)
+_LINE_COMMENT: Final = re.compile(r"[ \t]*+//([^\n]*+)")
+_OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):([0-9]{1,9}):([0-9]{1,9})[\s\]]*\Z")
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
 _REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzw]\b)?")
 _ENDS: Final = frozenset({"ret", "exit", "trap"})
@@ -143,8 +145,8 @@ class Flow:
         if found is None:
             return before
         own = int(found[1]), int(found[2]), int(found[3])
-        comment = text[end : text.find("\n", end)]
-        if "@[" in comment and (outer := _OUTER.search(comment)) and outer[1] in self._numbered:
+        comment = _LINE_COMMENT.match(text, end)
+        if comment and "@[" in comment[1] and (outer := _OUTER.search(comment[1])) and outer[1] in self._numbered:
             return self._numbered[outer[1]], int(outer[2]), int(outer[3])
         if found[4]:
             self._inlined[own] = int(found[4]), int(found[5]), int(found[6])

@@ -43,7 +43,7 @@ _INTEGER: Final = re.compile(
 _COMMENT: Final = re.compile(rf"({_STRING})|{_REMARK}", re.DOTALL)
 
 
-_FILE: Final = re.compile(r'\.file\s++(\d++)\s++"((?:[^"\\]|\\.)*+)"')
+_FILE: Final = re.compile(r'\.file\s++([0-9]{1,9}+)\s++"((?:[^"\\]|\\.)*+)"')
 
 
 class Statement(NamedTuple):
