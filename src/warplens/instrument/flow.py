@@ -242,19 +242,39 @@ class Flow:
 
     def dominates(self, first: int, then: int) -> bool:
         """Whether every way to block `then` leads through block `first`."""
-        while then != first and then >= 0:
-            then = self.dominators[then]
-        return then == first
+        one, other = self._spans[first], self._spans[then]
+        return then == first or one[0] < other[0] < one[1]
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """When a walk of the dominators' tree comes to each block and leaves it; (-1, -1) for those not reached."""
+        below: list[list[int]] = [[] for _ in self.blocks]
+        for block, above in enumerate(self.dominators):
+            if above >= 0:
+                below[above].append(block)
+        spans = [(-1, -1)] * len(self.blocks)
+        clock = 0
+        pending = [0]
+        while pending:
+            block = pending.pop()
+            clock += 1
+            if block >= 0:
+                spans[block] = clock, clock
+                pending += [~block, *below[block]]
+            else:
+                spans[~block] = spans[~block][0], clock
+        return spans
 
     @cached_property
     def loops(self) -> list[Loop]:
         """Natural loops, the smallest first; those of one header are one."""
         bodies: dict[int, set[int]] = {}
+        before = [block.before for block in self.blocks]
         for number in self.reached:
             for header in self.blocks[number].after:
                 if self.dominates(header, number):
                     body = bodies.setdefault(header, {header})
-                    body |= set(_reach([block.before for block in self.blocks], [number], {header}))
+                    body |= set(_reach(before, [number], {header}))
         return sorted((Loop(h, frozenset(b)) for h, b in bodies.items()), key=lambda loop: len(loop.blocks))
 
     @cached_property
