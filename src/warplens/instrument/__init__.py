@@ -71,9 +71,9 @@ def instrument(
     if not chosen:
         names = ", ".join(entry.name for entry in module.entries[:8])
         raise PtxError(f"no kernel's name holds {kernels!r}: there are {names}")
-    names = dict(zip(map(id, module.entries), _names(module), strict=True))
+    set_names = dict(zip(map(id, module.entries), _names(module), strict=True))
     space = _space(module)
-    out = [_Entry(module, entry, int(arch[1]), names[id(entry)], space) for entry in chosen]
+    out = [_Entry(module, entry, int(arch[1]), set_names[id(entry)], space) for entry in chosen]
     pieces = [piece for entry in out for piece in entry.mark(selection or Selection())]
     if not pieces:
         raise PtxError(f"{chosen[0].name} has no instructions: there is nothing to mark")

@@ -172,7 +172,7 @@ def test_numbers_of_thousands_of_digits_are_passed_over(old: str, new: str) -> N
 
 
 def test_a_gpu_of_thousands_of_digits_is_none() -> None:
-    with pytest.raises(PtxError, match="or no [.]target with a GPU"):
+    with pytest.raises(PtxError, match=r"or no \.target with a GPU"):
         instrument(SMALL.replace("sm_90", f"sm_{MANY}"))
 
 
