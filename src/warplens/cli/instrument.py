@@ -25,6 +25,7 @@ _KINDS: Final = ("phase", "wait", "arrive", "mark")
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PATH", help="Where.")
+@click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
 @click.option(
     "--level",
     type=click.Choice(_LEVELS),
@@ -38,6 +39,7 @@ _KINDS: Final = ("phase", "wait", "arrive", "mark")
 def instrument(
     file: Path,
     output: Path,
+    force: bool,
     level: str,
     kernel: str | None,
     sites: str | None,
@@ -61,6 +63,8 @@ def instrument(
         raise UsageError(f"--kernel: {kernel!r} is no regular expression: {error}") from error
     if output.exists() and file.exists() and output.samefile(file):
         raise UsageError(f"{output} is what is read: name another file with -o")
+    if output.exists() and not force:
+        raise UsageError(f"{output} is there already: -f writes over it")
     found = run(_read(file), Selection(level, sites, kinds or None), kernels=kernel)
     with whole_file(output) as stream:
         stream.write(found.text.encode("utf-8", "surrogateescape"))

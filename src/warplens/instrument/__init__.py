@@ -8,6 +8,7 @@ it does not know passes through as it stands (docs/adr/0012-instrumenting-ptx.md
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,16 +16,20 @@ from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.flow import Flow
 from warplens.instrument.insert import Inserter, Piece, marks_file
-from warplens.instrument.read import STATEMENT, Function, Module, read, splice
+from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
 from warplens.instrument.sites import Plan, Planner, Selection
 
 __all__ = ["Instrumented", "Kernel", "Selection", "instrument"]
 
-_ARCH: Final = re.compile(r"sm_(\d+)")
+_ARCH: Final = re.compile(r"sm_([0-9]{1,4})(?![0-9])")
+_CONST: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s*+)*+\.const\b([^={]*+)")
 _LEAST_ARCH: Final = 80
 _HAS_SYSTEM_SHARED: Final = 90
+_CONSTANT_BYTES: Final = 65536
 _OWN_SHARED: Final = "warplens_own"
+_OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, layout.SITES_SYMBOL_PREFIX)
+_OWN_NAME: Final = re.compile(rf"(?<![\w$%])(?:[%$]wl_\w*|{_OWN_SHARED}\b|{layout.SITES_SYMBOL_PREFIX}\w*)")
 
 
 @dataclass
@@ -57,7 +62,7 @@ def instrument(
     module = read(_checked(text))
     arch = _ARCH.search(module.directive("target") or "")
     if module.directive("version") is None or arch is None:
-        raise PtxError("this is no PTX module: it has no .version or no .target")
+        raise PtxError("this is no PTX module: it has no .version or no .target with a GPU such as sm_90")
     if int(arch[1]) < _LEAST_ARCH:
         raise PtxError(f"this PTX is for {arch[0]}: marks need sm_{_LEAST_ARCH} or newer")
     if not module.entries:
@@ -66,13 +71,17 @@ def instrument(
     if not chosen:
         names = ", ".join(entry.name for entry in module.entries[:8])
         raise PtxError(f"no kernel's name holds {kernels!r}: there are {names}")
-    out = [_Entry(module, entry, int(arch[1])) for entry in chosen]
+    set_names = dict(zip(map(id, module.entries), _names(module), strict=True))
+    space = _space(module)
+    out = [_Entry(module, entry, int(arch[1]), set_names[id(entry)], space) for entry in chosen]
     pieces = [piece for entry in out for piece in entry.mark(selection or Selection())]
+    if not pieces:
+        raise PtxError(f"{chosen[0].name} has no instructions: there is nothing to mark")
     if most_registers is not None:
         pieces += [piece for entry in chosen for piece in _limit(module, entry, most_registers)]
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
-    symbols = [_descriptor(module), *(entry.symbol for entry in out)]
+    symbols = [_descriptor(space), *(entry.symbol for entry in out if entry.symbol)]
     if number := marks_file(module):
         symbols.append(f'.file {number} "{layout.MARKS_FILE}"')
     if any(entry.needs_shared for entry in out):
@@ -88,8 +97,11 @@ def _limit(module: Module, entry: Function, most_registers: int) -> list[Piece]:
 
 
 def _checked(text: str) -> str:
-    if layout.DESCRIPTOR_SYMBOL in text or "%wl_" in text:
+    if layout.DESCRIPTOR_SYMBOL in text:
         raise PtxError("this PTX has marks of warplens already: instrument what the compiler wrote")
+    if any(name in text for name in _OWN_NAMES) and (found := _OWN_NAME.search(without_remarks(text))):
+        where = f"{found[0]!r} is a name that marks use"
+        raise PtxError(f"this PTX cannot be marked, for {where}: rename it, or instrument what the compiler wrote")
     if text.startswith(("\x7fELF", "!<arch>", "\x50\xed\x55\xba")):
         raise PtxError("this is machine code, not PTX: a binary that holds no PTX cannot be instrumented")
     if "\0" in text:
@@ -98,31 +110,58 @@ def _checked(text: str) -> str:
 
 
 def _space(module: Module) -> str:
-    """Constant memory for the descriptor, unless the module has all but used it up (64 KiB)."""
-    sizes = {"8": 1, "16": 2, "32": 4, "64": 8}
+    """Constant memory for the descriptor, unless the module has all but used it up (64 KiB), or may have."""
+    inside = {index for function in module.functions for index in range(function.first, function.last)}
     used = 0
-    for size, extent in re.findall(
-        r"\.const\b[^;={]*?\.[bsuf](8|16|32|64)\s+[\w$]+((?:\s*\[\s*\d*\s*\])*)", module.text
-    ):
-        count = 1
-        for part in re.findall(r"\d+", extent):
-            count *= int(part)
-        used += sizes[size] * count
-    return "const" if used <= 65536 - 256 else "global"
+    for index, (kind, start, _) in enumerate(module.statements):
+        if kind == STATEMENT and module.text[start] == "." and index not in inside:
+            used += _constant_bytes(module.bare(index))
+    return "const" if used <= _CONSTANT_BYTES - 256 else "global"
 
 
-def _descriptor(module: Module) -> str:
+def _constant_bytes(statement: str) -> int:
+    """What a declaration takes of constant memory; all of it where its size cannot be told."""
+    found = _CONST.match(statement)
+    if found is None:
+        return 0
+    size = re.search(r"\.[bsuf](8|16|32|64)\b", found[1])
+    vector = re.search(r"\.v([24])\b", found[1])
+    count = int(vector[1]) if vector else 1
+    for extent in re.findall(r"\[([^\[\]]*+)\]", found[1]):  # without a number: as many as there are initial values
+        number = integer(extent.strip()) if extent.strip() else statement.count(",") + 1
+        count = min(count * (_CONSTANT_BYTES if number is None else number), _CONSTANT_BYTES)
+    return count * (int(size[1]) if size else 64) // 8
+
+
+def _descriptor(space: str) -> str:
     size = layout.DESCRIPTOR.itemsize
-    return f".visible .{_space(module)} .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[{size}];"
+    return f".visible .{space} .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[{size}];"
+
+
+def _names(module: Module) -> Iterator[str]:
+    """Names of the kernels' site sets, in the order of the kernels: fit for a symbol, no two names or hashes alike."""
+    own = [entry.name for entry in module.entries]
+    plain = {name for name in own if re.fullmatch(r"\w+", name)}
+    names: set[str] = set()
+    hashes: set[int] = set()
+    tried: dict[str, int] = {}
+    for kernel in own:
+        base = name = re.sub(r"\W", "_", kernel)
+        while name in names or (name in plain and name != kernel) or layout.sites_hash(name) in hashes:
+            tried[base] = tried.get(base, 1) + 1
+            name = f"{base}_{tried[base]}"
+        names.add(name)
+        hashes.add(layout.sites_hash(name))
+        yield name
 
 
 class _Entry:
     """One kernel on its way: its plan, its symbol, its pieces."""
 
-    def __init__(self, module: Module, function: Function, arch: int) -> None:
+    def __init__(self, module: Module, function: Function, arch: int, name: str, space: str) -> None:
         self._flow = Flow(module, function)
-        self._arch = arch
-        self.name = re.sub(r"\W", "_", function.name)
+        self._arch, self._space = arch, space
+        self.name = name
         self.kernel = Kernel(function.name, None)
         self.symbol = ""
         self.needs_shared = False
@@ -133,6 +172,9 @@ class _Entry:
     def mark(self, selection: Selection) -> list[Piece]:
         """The pieces; fills `kernel` and `symbol`."""
         flow = self._flow
+        if not flow.code:
+            self.kernel.left_out.append("not marked: it has no instructions")
+            return []
         plan = Planner(flow, selection).plan()
         calls = sum(own.name == "call" for own in flow.code)
         left_out = [*plan.left_out, *([f"{calls} calls: what the functions do is not marked"] if calls else [])]
@@ -145,7 +187,7 @@ class _Entry:
             flow.one_dimensional(),
             self._shared() if any(mark.settles for mark in plan.marks) else "0",
             self._straight(plan),
-            _space(flow.module),
+            self._space,
         )
         return Inserter(flow, plan, recorder).insert()
 

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from warplens.instrument.lanes import Lanes
 
 _INSTRUCTION: Final = re.compile(r"(?:@\s*+(!?)\s*+([\w$%]++)\s*+)?([a-z][\w.:]*+)(.*)", re.DOTALL)
-_LOC: Final = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+)\s+(\d+))?", re.DOTALL)
-_OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):(\d+):(\d+)[\s\]]*\Z")
+_PLACE: Final = r"([0-9]{1,9})\s++([0-9]{1,9})\s++([0-9]{1,9})(?![0-9])"
+_LOC: Final = re.compile(rf"\.loc\s++{_PLACE}(?:.*\binlined_at\s++{_PLACE})?", re.DOTALL)
+_LINE_COMMENT: Final = re.compile(r"[ \t]*+//([^\n]*+)")
+_OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):([0-9]{1,9}):([0-9]{1,9})[\s\]]*\Z")
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
 _REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzw]\b)?")
 _ENDS: Final = frozenset({"ret", "exit", "trap"})
@@ -143,8 +145,8 @@ class Flow:
         if found is None:
             return before
         own = int(found[1]), int(found[2]), int(found[3])
-        comment = text[end : text.find("\n", end)]
-        if "@[" in comment and (outer := _OUTER.search(comment)) and outer[1] in self._numbered:
+        comment = _LINE_COMMENT.match(text, end)
+        if comment and "@[" in comment[1] and (outer := _OUTER.search(comment[1])) and outer[1] in self._numbered:
             return self._numbered[outer[1]], int(outer[2]), int(outer[3])
         if found[4]:
             self._inlined[own] = int(found[4]), int(found[5]), int(found[6])
@@ -201,6 +203,8 @@ class Flow:
         starts = {0, *labels}
         starts |= {n + 1 for n, own in enumerate(self.code) if own.name in _ENDS or self._targets[n] != []}
         ordered = sorted(start for start in starts if start < len(self.code))
+        if not ordered:
+            return
         for start, stop in zip(ordered, [*ordered[1:], len(self.code)], strict=True):
             yield Block(start, stop, labels.get(start, -1))
 
@@ -238,19 +242,39 @@ class Flow:
 
     def dominates(self, first: int, then: int) -> bool:
         """Whether every way to block `then` leads through block `first`."""
-        while then != first and then >= 0:
-            then = self.dominators[then]
-        return then == first
+        one, other = self._spans[first], self._spans[then]
+        return then == first or one[0] < other[0] < one[1]
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """When a walk of the dominators' tree comes to each block and leaves it; (-1, -1) for those not reached."""
+        below: list[list[int]] = [[] for _ in self.blocks]
+        for block, above in enumerate(self.dominators):
+            if above >= 0:
+                below[above].append(block)
+        spans = [(-1, -1)] * len(self.blocks)
+        clock = 0
+        pending = [0]
+        while pending:
+            block = pending.pop()
+            clock += 1
+            if block >= 0:
+                spans[block] = clock, clock
+                pending += [~block, *below[block]]
+            else:
+                spans[~block] = spans[~block][0], clock
+        return spans
 
     @cached_property
     def loops(self) -> list[Loop]:
         """Natural loops, the smallest first; those of one header are one."""
         bodies: dict[int, set[int]] = {}
+        before = [block.before for block in self.blocks]
         for number in self.reached:
             for header in self.blocks[number].after:
                 if self.dominates(header, number):
                     body = bodies.setdefault(header, {header})
-                    body |= set(_reach([block.before for block in self.blocks], [number], {header}))
+                    body |= set(_reach(before, [number], {header}))
         return sorted((Loop(h, frozenset(b)) for h, b in bodies.items()), key=lambda loop: len(loop.blocks))
 
     @cached_property

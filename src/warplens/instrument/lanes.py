@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from warplens.instrument.read import integer
+
 if TYPE_CHECKING:
     from warplens.instrument.flow import Flow, Instruction
 
@@ -26,7 +28,6 @@ _KEEPS: Final = frozenset(
     ).split()
 )
 """Opcodes that make the same of the same; all others are held to give each lane something of its own."""
-_NUMBER: Final = re.compile(r"(?:0[xX][0-9a-fA-F]+|\d+)U?\Z")
 
 
 class Lanes:
@@ -106,15 +107,17 @@ class Lanes:
 
     def _drops_the_lane(self, own: Instruction, parts: list[str]) -> bool:
         """Whether it makes of the thread's number something that a warp has once."""
-        if len(parts) < 3 or parts[1] not in self._threads or not _NUMBER.match(parts[2]):
+        if len(parts) < 3 or parts[1] not in self._threads:
             return False
-        value = int(parts[2].rstrip("U"), 0)
+        value = integer(parts[2])
+        if value is None or value < 0:
+            return False
         if own.name in ("shr", "bfe"):
             return value >= 5
         if own.name == "and":
             return value & 31 == 0
         if own.name == "setp":
-            return value % 32 == 0 and own.opcode.split(".")[1] in ("lt", "ge", "lo", "hs")
+            return value % 32 == 0 and own.opcode.split(".")[1:2] in (["lt"], ["ge"], ["lo"], ["hs"])
         return False
 
     def _is_same(self, operand: str) -> bool:

@@ -37,10 +37,13 @@ _TOKEN: Final = re.compile(
 _KINDS: Final = sorted(_TOKEN.groupindex, key=_TOKEN.groupindex.__getitem__)
 COMMENT, LINE, SECTION, LABEL, HEAD, STATEMENT, OPEN, CLOSE, OTHER = range(1, len(_KINDS) + 1)
 _NAME: Final = re.compile(rf"\.(entry|func)\b{_GAP}(?:\((?:[^()]|\([^()]*+\))*+\){_GAP})?([\w$%.]+)")
+_INTEGER: Final = re.compile(
+    r"(-?)(?:0[xX]([0-9a-fA-F]{1,16})|0[bB]([01]{1,64})|0([0-7]{1,22})|(0|[1-9][0-9]{0,19}))U?"
+)
 _COMMENT: Final = re.compile(rf"({_STRING})|{_REMARK}", re.DOTALL)
 
 
-_FILE: Final = re.compile(r'\.file\s++(\d++)\s++"((?:[^"\\]|\\.)*+)"')
+_FILE: Final = re.compile(r'\.file\s++([0-9]{1,9}+)\s++"((?:[^"\\]|\\.)*+)"')
 
 
 class Statement(NamedTuple):
@@ -103,6 +106,23 @@ class Module:
 def without_comments(text: str) -> str:
     """The text with a blank for each comment; strings stay."""
     return _COMMENT.sub(lambda found: found[1] or " ", text)
+
+
+def integer(text: str) -> int | None:
+    """The value of an integer as PTX writes it (decimal, `0x`, `0b`, octal `0`, each with a sign or `U` if need be).
+
+    None for what is none, and for one of more digits than 64 bits have.
+    """
+    found = _INTEGER.fullmatch(text)
+    if found is None:
+        return None
+    sign, digits, base = found[1], found[found.lastindex or 0], {2: 16, 3: 2, 4: 8, 5: 10}[found.lastindex or 0]
+    return int(sign + digits, base)
+
+
+def without_remarks(text: str) -> str:
+    """The text with a blank for each comment and each string."""
+    return _COMMENT.sub(" ", text)
 
 
 def read(text: str) -> Module:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from warplens.instrument.flow import Flow, Instruction, Loop
+from warplens.instrument.read import integer
 
 _WAITS: Final = (
     (re.compile(r"(?:bar|barrier)(?:\.cta)?\.(?:sync|red)\b"), "barrier", "barrier {0}", True),
@@ -45,7 +46,9 @@ _FLAG: Final = re.compile(r"(?:ld\.(?:volatile|relaxed|acquire)|atom(?:\.\w+)*\.
 _WORKS: Final = frozenset({"st", "mma", "wgmma", "tcgen05", "cp", "wmma", "shfl", "bar", "barrier", "call"})
 _MOST_ASKING: Final = 24
 """Instructions of a loop that only asks: more than any compiler makes of one."""
-_NUMBER: Final = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?\Z")
+
+
+_SYMBOL: Final = re.compile(r"[A-Za-z_$]")
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,9 @@ class Waits:
         base, offset = found[-1] if own.name == "cp" else found[0]
         symbol, distance, rest = self._address(base)
         if offset:
-            distance += int(offset.rstrip("U"), 0)
+            value = integer(offset)
+            distance += value or 0
+            rest |= value is None
         if not symbol and not distance:
             return "mbarrier"
         place = f"{symbol or 'shared'}+{distance}" if distance else symbol
@@ -158,14 +163,16 @@ class Waits:
         symbol, distance, rest = "", 0, False
         for _ in range(16):
             if not register.startswith("%"):
-                return register, distance, rest
+                value = integer(register)
+                if value is None and not _SYMBOL.match(register):
+                    return symbol, distance, True
+                return (register, distance, rest) if value is None else (symbol, distance + value, rest)
             defined = self._definitions.get(register, [])
             if len(defined) != 1 or defined[0].name not in ("mov", "add", "cvta", "cvt", "or"):
                 return symbol, distance, True
             parts = [part.strip() for part in defined[0].operands.split(",")][1:]
-            numbers = [part for part in parts if _NUMBER.match(part)]
-            registers = [part for part in parts if part not in numbers]
-            distance += sum(int(number.rstrip("U"), 0) for number in numbers)
+            registers = [part for part in parts if integer(part) is None]
+            distance += sum(integer(part) or 0 for part in parts)
             if not registers:
                 return symbol, distance, rest
             known = [part for part in registers if self._leads_to_symbol(part)]
@@ -176,23 +183,22 @@ class Waits:
     def _leads_to_symbol(self, register: str) -> bool:
         for _ in range(16):
             if not register.startswith("%"):
-                return True
+                return _SYMBOL.match(register) is not None
             defined = self._definitions.get(register, [])
             if len(defined) != 1 or defined[0].name not in ("mov", "add", "cvta", "or"):
                 return False
             parts = [part.strip() for part in defined[0].operands.split(",")][1:]
-            register = next((part for part in parts if not _NUMBER.match(part)), "%")
+            register = next((part for part in parts if integer(part) is None), "%")
         return False
 
     def _value(self, operand: str) -> str:
         """A number as it stands, or as the register was set; `?` when it is not known."""
-        if _NUMBER.match(operand):
-            return str(int(operand.rstrip("U"), 0))
+        if (value := integer(operand)) is not None:
+            return str(value)
         defined = self._definitions.get(operand, [])
         if len(defined) == 1 and defined[0].name == "mov":
-            value = defined[0].operands.partition(",")[2].strip()
-            if _NUMBER.match(value):
-                return str(int(value.rstrip("U"), 0))
+            value = integer(defined[0].operands.partition(",")[2].strip())
+            return "?" if value is None else str(value)
         return "?"
 
     @cached_property

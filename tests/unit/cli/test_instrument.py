@@ -63,3 +63,15 @@ def test_what_cannot_be_done_ends_with_its_code(
     assert done.exit_code == code
     assert words in done.output
     assert not Path("b.ptx").exists()
+
+
+def test_a_file_that_is_there_is_written_over_with_f_alone(ptx: Path) -> None:
+    out = ptx.with_name("notes.txt")
+    out.write_text("notes")
+    done = run("instrument", ptx, "-o", out)
+    assert done.exit_code == 2
+    assert "is there already: -f writes over it" in done.output
+    assert out.read_text() == "notes"
+    assert run("instrument", ptx, "-o", out, "-f").exit_code == 0
+    assert b"warplens_sites_k" in out.read_bytes()
+    assert run("instrument", ptx, "-o", ptx, "-f").exit_code == 2

@@ -190,3 +190,64 @@ def test_a_predicated_return_is_stepped_over() -> None:
     assert "@!%p1 bra $wl_stay_" in found.text
     module = read(found.text)
     assert Flow(module, module.entries[0]).unknown_branch is None
+
+
+def module_of(*kernels: str) -> str:
+    """A module of kernels: a name each, and behind a blank a body."""
+    head = "(.param .u64 p) { .reg .b32 %r<9>; .reg .pred %p<4>; .reg .b64 %rd<9>; "
+    text = "".join(f".visible .entry {k.partition(' ')[0]}{head}{k.partition(' ')[2]}\n}}\n" for k in kernels)
+    return f".version 8.0\n.target sm_90\n.address_size 64\n{text}"
+
+
+def test_kernels_whose_names_differ_in_signs_alone_have_tables_of_their_own() -> None:
+    kernels = ("a$b", "a_b", "a_b_2", "a%b", "c")
+    found = instrument(module_of(*(f"{name} ret;" for name in kernels)))
+    sets = [kernel.site_set for kernel in found.kernels]
+    assert [own["name"] for own in sets if own] == ["a_b_3", "a_b", "a_b_2", "a_b_4", "c"]
+    assert len({own["hash"] for own in sets if own}) == 5
+    assert sorted(re.findall(r"warplens_sites_(\w+)\[", found.text)) == ["a_b", "a_b_2", "a_b_3", "a_b_4", "c"]
+    alone = instrument(module_of(*(f"{name} ret;" for name in kernels)), kernels=r"a\$b").kernels[0].site_set
+    assert alone == sets[0]
+
+
+@pytest.mark.parametrize("name", ["$wl_stay_1", "%wl_p1", "warplens_own", "warplens_sites_k"])
+def test_names_that_marks_use_are_refused_but_in_comments_and_strings(name: str) -> None:
+    with pytest.raises(PtxError, match=f"{re.escape(name)}' is a name that marks use"):
+        instrument(module_of(f"k {name}: bar.sync 0; @%p1 ret; ret;"))
+    found = instrument(module_of(f'k x{name.lstrip("%")}: bar.sync 0; /* {name} */ .pragma "{name}"; ret;'))
+    assert any(own.endswith("wait barrier 0") for own in names(found))
+
+
+ASK = "$w: mbarrier.try_wait.shared.b64 %p1, [{}], %r2; @!%p1 bra $w;"
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("bar.sync 01;", "barrier 1"),
+        ("bar.sync 0b11;", "barrier 3"),
+        ("bar.sync 0x0aU;", "barrier 10"),
+        ("mov.u32 %r3, 017; bar.sync %r3;", "barrier 15"),
+        ("bar.sync 08;", "barrier ?"),
+        (f"bar.sync {'1' * 5000};", "barrier ?"),
+        (ASK.format("%r1+010"), "mbarrier shared+8[]"),
+        (ASK.format("%r1+foo"), "mbarrier"),
+        (ASK.format("%r1+" + "9" * 5000), "mbarrier"),
+        (ASK.format("9" * 5000), "mbarrier"),
+        (ASK.format("0x10+8"), "mbarrier shared+24"),
+    ],
+    ids=["octal", "binary", "hex", "register", "none", "digits", "offset", "symbol", "far", "where", "plain"],
+)
+def test_integers_are_read_as_ptx_writes_them(body: str, name: str) -> None:
+    sites = sites_of(instrument(module_of(f"k mov.u32 %r1, %tid.x; {body} ret;")))
+    assert [site["resource"] for site in sites if site["kind"] == "wait"] == [name]
+
+
+def test_a_kernel_without_instructions_is_left_out_with_a_note() -> None:
+    found = instrument(module_of("empty .reg .b32 %q;", "k bar.sync 0; ret;"))
+    assert found.kernels[0].site_set is None
+    assert found.kernels[0].left_out == ["not marked: it has no instructions"]
+    assert "warplens_sites_empty" not in found.text
+    assert any(own.endswith("wait barrier 0") for own in names(found, 1))
+    with pytest.raises(PtxError, match="empty has no instructions"):
+        instrument(module_of("empty "))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import time
 
 import pytest
@@ -149,3 +150,83 @@ def test_places_of_inlined_code_are_those_of_the_kernel(corpus: dict[str, str]) 
     files = {module.files[own.place[0]] for own in flow.code if own.place[1]}
     assert files == {"src/triton_kernels.py"}
     assert sum(s.kind == STATEMENT for s in module.statements) > len(flow.code)
+
+
+MANY = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("\tret;", f"\t.loc 1 {MANY} 1\n\t.loc {MANY} 1 1\n\t.loc 1 1 {MANY}\n\tret;"),
+        ("\tret;", f"\t.loc 1 1 1, function_name $x, inlined_at {MANY} 1 1\n\tret;"),
+        ("\tret;", f"\t.loc 1 1 1 // a.py:1:1 @[ a.py:{MANY}:1 ]\n\tret;"),
+        (".visible", f'.file {MANY} "a.py"\n.const .b8 c[{MANY}];\n.visible'),
+    ],
+    ids=["loc", "inlined", "outer", "file"],
+)
+def test_numbers_of_thousands_of_digits_are_passed_over(old: str, new: str) -> None:
+    found = instrument(SMALL.replace(old, new).replace(".visible", '.file 1 "a.py"\n.visible', 1))
+    assert found.kernels[0].site_set is not None
+    assert MANY in found.text
+
+
+def test_a_gpu_of_thousands_of_digits_is_none() -> None:
+    with pytest.raises(PtxError, match=r"or no \.target with a GPU"):
+        instrument(SMALL.replace("sm_90", f"sm_{MANY}"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "space"),
+    [
+        ("", "const"),
+        (".const .align 4 .b8 c[65280];", "const"),
+        (".visible .const .align 4 .b8 c[65281];", "global"),
+        (".const .v4 .f32 c[4081];", "global"),
+        (".const .b64 c[02][0x1000];", "global"),
+        (f".const .b8 c[{'9' * 5000}];", "global"),
+        (".const .b32 c[] = {" + "1," * 16383 + "1};", "global"),
+        (".const .b32 c[65536] ".replace(".const", "// .const"), "const"),
+        (".global .b8 c[4] = {1, 2, 3, 4}; /* .const .b8 d[65536]; */", "const"),
+    ],
+)
+def test_the_descriptor_stands_in_constant_memory_where_there_is_room(declared: str, space: str) -> None:
+    found = instrument(SMALL.replace(".visible", f"{declared}\n.visible"))
+    assert f".visible .{space} .align 8 .b8 warplens_device[" in found.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "//" + ".const " * 12_000 + "\nbar.sync 0; ret;",
+        f".loc 1 1 1 mov.u32 %r1,0;{' ' * 200}" * 6_000 + "ret;",
+        "".join(f"L{i}: bra L{i + 1};\n" for i in range(10_000)) + "L10000: ret;",
+    ],
+    ids=["constants in a comment", "lines on one line", "a chain of branches"],
+)
+def test_large_kernels_take_time_in_proportion(body: str) -> None:
+    text = SMALL.replace("ret;", body)
+    begin = time.process_time()
+    assert instrument(text).kernels[0].site_set is not None
+    assert time.process_time() - begin < 2
+
+
+def test_a_block_dominates_what_is_not_reached_without_it(corpus: dict[str, str]) -> None:
+    text = re.sub(r"ret;(?!.*ret;)", "ret; bra $no; $no: ret;", corpus["nvcc_sm_80"], flags=re.DOTALL)
+    module = read(corpus["nvrtc_sm_90a"] + text)
+    for flow in (Flow(module, entry) for entry in module.entries):
+        _check_dominance(flow)
+    assert any(len(flow.blocks) > len(flow.reached) for flow in (Flow(module, entry) for entry in module.entries))
+
+
+def _check_dominance(flow: Flow) -> None:
+    for first in range(len(flow.blocks)):
+        seen, pending = {first}, [0] if first else []
+        while pending:
+            block = pending.pop()
+            if block not in seen:
+                seen.add(block)
+                pending += flow.blocks[block].after
+        for then in range(len(flow.blocks)):
+            led = first in flow.reached and then in flow.reached and then not in seen
+            assert flow.dominates(first, then) == (then == first or led), (first, then)
