@@ -162,3 +162,14 @@ def test_no_function_is_longer_than_60_lines(package: Path, checkout: Path) -> N
                 if lines > MAX_FUNCTION_LINES:
                     long.append(f"{path.name}:{node.lineno} {node.name}: {lines}")
     assert long == []
+
+
+def test_no_pattern_repeats_a_group_possessively() -> None:
+    """Python before 3.11.5 matches those wrongly where the group has alternatives (its issue 106052)."""
+    found = [
+        f"{path}:{number}"
+        for path in sorted((Path(__file__).parents[2] / "src").rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"\)(?:[*+?]|\{\d+,?\d*\})\+(?!\s)", line) and "r" in line
+    ]
+    assert found == []

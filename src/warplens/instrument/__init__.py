@@ -23,7 +23,7 @@ from warplens.instrument.sites import Plan, Planner, Selection
 __all__ = ["Instrumented", "Kernel", "Selection", "instrument"]
 
 _ARCH: Final = re.compile(r"sm_([0-9]{1,4})(?![0-9])")
-_CONST: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s*+)*+\.const\b([^={]*+)")
+_CONST: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s*+)*\.const\b([^={]*+)")
 _LEAST_ARCH: Final = 80
 _HAS_SYSTEM_SHARED: Final = 90
 _CONSTANT_BYTES: Final = 65536

@@ -15,35 +15,37 @@ from typing import Final, NamedTuple
 
 from warplens.errors import PtxError
 
-# Every repetition is possessive, and what is never closed ends with the text: reading takes time in proportion to it.
-_STRING: Final = r'"(?:[^"\\]|\\.)*+(?:"|\Z)'
-_REMARK: Final = r"(?://[^\n]*+|/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z))"
-_GAP: Final = rf"(?:\s|{_REMARK})*+"
-_REST: Final = rf'[^;/"]*+(?:(?:{_STRING}|{_REMARK}|/)[^;/"]*+)*+'
-_UNTIL_BODY: Final = rf'[^{{;/"]*+(?:(?:{_STRING}|{_REMARK}|/)[^{{;/"]*+)*+'
+# Reading takes time in proportion to the text: what is repeated begins with another character than what follows, and
+# what is never closed ends with the text. Single characters are repeated possessively; groups are not, since Python
+# before 3.11.5 matches those wrongly (https://github.com/python/cpython/issues/106052).
+_STRING: Final = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)'
+_REMARK: Final = r"(?://[^\n]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*(?:\*/|\Z))"
+_GAP: Final = rf"\s*+(?:{_REMARK}\s*+)*"
+_REST: Final = rf'[^;/"]*+(?:(?:{_STRING}|{_REMARK}|/)[^;/"]*+)*'
+_UNTIL_BODY: Final = rf'[^{{;/"]*+(?:(?:{_STRING}|{_REMARK}|/)[^{{;/"]*+)*'
 _TOKEN: Final = re.compile(
     rf"\s*+(?:(?P<comment>{_REMARK})"
     r"|(?P<line>\.loc\s++\d++\s++\d++\s++\d++"
     r"(?:\s*+,\s*+function_name\s++[\w$.]++(?:\s*+\+\s*+\d++)?\s*+,\s*+inlined_at\s++\d++\s++\d++\s++\d++)?"
     rf"|\.file\s++\d++\s++{_STRING}(?:\s*+,\s*+\d++\s*+,\s*+\d++)?"
-    r"|\.version\s++\d+\.\d++|\.target\s++\w++(?:\s*+,\s*+\w++)*+|\.address_size\s++\d++)"
-    rf'|(?P<section>\.section\s++[\w.$]++\s*+\{{[^{{}}"]*+(?:{_STRING}[^{{}}"]*+)*+\}})'
+    r"|\.version\s++\d+\.\d++|\.target\s++\w++(?:\s*+,\s*+\w++)*|\.address_size\s++\d++)"
+    rf'|(?P<section>\.section\s++[\w.$]++\s*+\{{[^{{}}"]*+(?:{_STRING}[^{{}}"]*+)*\}})'
     rf"|(?P<label>[A-Za-z_$%][\w$]*+{_GAP}:(?!:))"
-    rf"|(?P<head>(?:\.(?:visible|weak|extern|common)\b{_GAP})*+\.(?:entry|func)\b{_UNTIL_BODY}(?=[{{;]|\Z))"
+    rf"|(?P<head>(?:\.(?:visible|weak|extern|common)\b{_GAP})*\.(?:entry|func)\b{_UNTIL_BODY}(?=[{{;]|\Z))"
     rf"|(?P<statement>[^\s{{}}/;]{_REST}(?:;|\Z)|;)"
     r"|(?P<open>\{)|(?P<close>\})|(?P<other>\S))|\s++",
     re.DOTALL,
 )
 _KINDS: Final = sorted(_TOKEN.groupindex, key=_TOKEN.groupindex.__getitem__)
 COMMENT, LINE, SECTION, LABEL, HEAD, STATEMENT, OPEN, CLOSE, OTHER = range(1, len(_KINDS) + 1)
-_NAME: Final = re.compile(rf"\.(entry|func)\b{_GAP}(?:\((?:[^()]|\([^()]*+\))*+\){_GAP})?([\w$%.]+)")
+_NAME: Final = re.compile(rf"\.(entry|func)\b{_GAP}(?:\([^()]*+(?:\([^()]*+\)[^()]*+)*\){_GAP})?([\w$%.]+)")
 _INTEGER: Final = re.compile(
     r"(-?)(?:0[xX]([0-9a-fA-F]{1,16})|0[bB]([01]{1,64})|0([0-7]{1,22})|(0|[1-9][0-9]{0,19}))U?"
 )
 _COMMENT: Final = re.compile(rf"({_STRING})|{_REMARK}", re.DOTALL)
 
 
-_FILE: Final = re.compile(r'\.file\s++([0-9]{1,9}+)\s++"((?:[^"\\]|\\.)*+)"')
+_FILE: Final = re.compile(r'\.file\s++([0-9]{1,9}+)\s++"((?:[^"\\]|\\.)*)"')
 
 
 class Statement(NamedTuple):
