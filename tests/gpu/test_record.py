@@ -5,6 +5,11 @@ Needs an NVIDIA GPU of compute capability 8.0 or newer and NVRTC: pytest -m gpu.
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -316,7 +321,16 @@ def test_arrays_of_torch_cupy_and_dlpack_are_taken_as_they_are() -> None:
         kernel_.record(2, 64, torch.zeros(64), np.int32(5))
 
 
-def test_zz_an_illegal_access_is_told_as_the_kernels_failure() -> None:
-    # Last: it leaves this process' context unusable.
-    with pytest.raises(errors.DeviceError, match="ILLEGAL_ADDRESS"):
-        record(kernel("r.phase(s::a); *(volatile float*)16 = 1.f; r.phase(s::b);"), 1, 32)
+ILLEGAL = """
+from tests.marked import kernel, record
+record(kernel("r.phase(s::a); *(volatile float*)16 = 1.f; r.phase(s::b);"), 1, 32)
+"""
+
+
+def test_an_illegal_access_is_told_as_the_kernels_failure() -> None:
+    # In a process of its own, whose context it makes unusable.
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", ILLEGAL], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert re.search(r"DeviceError: .*ILLEGAL_ADDRESS", done.stderr), done.stderr
