@@ -26,10 +26,9 @@ class Forward:
 
     def __init__(self, step: Step, dtype: str, *, overlap: bool | None = None) -> None:
         self.step, self.dtype = step, dtype
-        device = driver.ensure_context()
-        major, minor = (driver.attribute(device, f"COMPUTE_CAPABILITY_{n}") for n in ("MAJOR", "MINOR"))
-        self._sm_count = driver.attribute(device, "MULTIPROCESSOR_COUNT")
+        major, minor = rmsnorm.capability()
         check_capability(step, (major, minor))
+        self._sm_count = driver.attribute(driver.ensure_context(), "MULTIPROCESSOR_COUNT")
         arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
         names = step.kernel_names(dtype, traced=False)
         options = [f"--include-path={step.path.parent}", "-DWARPLENS_ON=false"]

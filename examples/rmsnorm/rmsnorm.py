@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from steps import CPP_TYPES, DOCUMENT, VECTOR, Launch, Step, check_shape, launch_of
+from steps import CPP_TYPES, DOCUMENT, VECTOR, Launch, Step, check_capability, check_shape, launch_of
 
 from warplens.errors import UsageError
 
@@ -50,9 +50,12 @@ class Agreement:
 def make_kernel(dtype: str, step: Step = DOCUMENT, hidden: int = VECTOR) -> Any:
     """The traced and the clean build of a step's kernel as a `warplens.Kernel`; needs a GPU and NVRTC.
 
-    hidden: of the rows that it is for; only step `shaped` has more than one kernel.
+    hidden: of the rows that it is for; only step `shaped` has more than one kernel. Raises UsageError for a GPU that is
+    too old for the step.
     """
     import warplens
+
+    check_capability(step, capability())
 
     traced, clean = (step.kernel_name(dtype, hidden, traced=traced) for traced in (True, False))
     return warplens.Kernel.from_file(step.path, traced, clean=clean)
@@ -164,6 +167,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the table to this file, one entry a dtype")
     options = parser.parse_args()
     return 1 if check_every_warp_count(options.rows, options.dtype, options.json) else 0
+
+
+def capability() -> tuple[int, int]:
+    """Compute capability of the current GPU."""
+    from warplens.capture import driver
+
+    device = driver.ensure_context()
+    major, minor = (driver.attribute(device, f"COMPUTE_CAPABILITY_{name}") for name in ("MAJOR", "MINOR"))
+    return major, minor
 
 
 def _sm_count() -> int:
