@@ -134,7 +134,7 @@ def _gains(result: dict[str, Any], axes: Any) -> None:
         values = [(i + offset, g[key]) for i, g in enumerate(found) if g[key] is not None]
         axes.bar([v[0] for v in values], [v[1] - 1 for v in values], 0.38, bottom=1, color=color, label=key)
         for x, value in values:
-            axes.text(x, max(value, 1.0), f"{value:.3f}", ha="center", va="bottom", fontsize=7.5)
+            axes.text(x, max(value, 1.0), f"{value:.3f}", ha="center", va="bottom", fontsize=6.5)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(found)), [f"{g['step']}\nafter\n{g['after']}" for g in found], fontsize=7.5)
     axes.set_ylabel("gain (time before / after)")

@@ -34,7 +34,7 @@ DIFFERENCES = {  # of the steps that are no new kernels
     "direct": ("8_ahead.cu", "9_direct.cu"),
     "shaped": ("9_direct.cu", "10_shaped.cu"),
 }
-SHAPES = {"32768x1024": ("overlap", "shaped"), "4096x16384": ("overlap", "shaped")}
+SHAPES = {"32768x1024": ("aligned", "overlap", "shaped"), "4096x16384": ("overlap", "shaped")}
 """Size -> the steps that are recorded there."""
 PICTURES = {
     "rmsnorm_document_blocks": ("rmsnorm_432x5120_h200", "blocks", None),
@@ -133,10 +133,10 @@ def gains_elsewhere(result: dict[str, Any]) -> str:
     """What was predicted for other hidden sizes, and what was measured there."""
     rows = [
         [
-            f"`{p['step']}` after `{p['after']}`",
+            f"`{p['step']}` after `{also['after']}`",
             f"{also['rows']} x {also['hidden']}",
             f"{also['predicted_gain']:.3f}",
-            f"{draw.gain(result, p, also['rows'], also['hidden']):.3f}",
+            f"{draw.gain(result, {**p, **also}, also['rows'], also['hidden']):.3f}",
         ]
         for p in draw.predictions()
         for also in p.get("also", [])
@@ -197,7 +197,7 @@ def pace(name: str, size: str) -> dict[str, str]:
     return {
         "ns from one block's begin to the next's": f"{between_ns:.2f}",
         "life of a block, ns": f"{life_ns:,.0f}",
-        "blocks on an SM at once": f"{life_ns / between_ns / later['sm_begin'].n_unique():.1f}",
+        "blocks on an SM at once": f"{life_ns / between_ns / trace.manifest['device']['sm_count']:.1f}",
     }
 
 

@@ -26,7 +26,7 @@ HIDDEN = 5120
 ROWS = (432, 528)  # an H200 holds 396 blocks at once: both have a second wave, 528 a broad one
 STEP_ROWS = 4096
 OTHER_SIZES = {  # step -> rows, hidden, which blocks
-    "aligned": [(432, 5120, 1)],
+    "aligned": [(432, 5120, 1), (32768, 1024, 64)],
     "overlap": [(32768, 1024, 64), (4096, 16384, 32)],
     "shaped": [(32768, 1024, 32), (4096, 16384, 16)],
 }
