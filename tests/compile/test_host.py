@@ -286,6 +286,96 @@ def test_the_note_of_a_process_says_what_ran(built: Built, tmp_path: Path) -> No
     note = json.loads(path.read_text(encoding="utf-8"))
     assert note["process"]["program"] == "program"
     assert note["kernels"] == [
-        {"name": "scale<true>", "launches": 5, "recorded": 0, "matches": False, "without_marks": False}
+        {
+            "name": "scale<true>",
+            "launches": 5,
+            "recorded": 0,
+            "matches": False,
+            "other_grid": False,
+            "without_marks": False,
+        }
     ]
     assert np.isfinite(note["process"]["pid"])
+
+
+def test_replay_adds_launches_and_leaves_memory_as_it_would_be_without(built: Built, tmp_path: Path) -> None:
+    options = ("--replay", "--rounds", "3", "--launch-count", "2")
+    done = record(built, tmp_path, "run", "9", options=options, FAKE_DELAY_US="2000", CELL="1")
+    assert done.stdout.split()[:2] == ["15", "9"]  # launches in all; what they added to the memory
+    trace = warplens.open(tmp_path / "run.wlens")
+    (kernel,) = trace.manifest["kernels"]
+    assert (len(kernel["clean_ns"]), len(kernel["traced_ns"])) == (3, 3 + 2)
+    assert launches_of(tmp_path / "run.wlens") == 2
+    assert "not recorded" not in done.stderr
+
+
+def test_a_launch_with_memory_of_another_gpu_is_not_replayed(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "9", options=("--replay",), FAKE_PEER="1", CELL="1")
+    assert done.stdout.split()[:2] == ["9", "9"]
+    assert "not recorded: replays of scale<true>: an argument points to memory of another GPU" in done.stderr
+    assert launches_of(tmp_path / "run.wlens") == 9
+
+
+def test_launches_are_chosen_by_grid(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "4", options=("--grids", "7,6x2"))
+    assert done.returncode == 5
+    assert "4  scale<true>  (other grids than --grids)" in done.stderr
+    record(built, tmp_path, "run", "4", options=("--grids", "7,6x1", "--rounds", "0", "--cold-l2"))
+    assert launches_of(tmp_path / "run.wlens") == 4
+    assert all(entry["cold_l2"] for entry in warplens.open(tmp_path / "run.wlens").manifest["launches"])
+
+
+@pytest.mark.parametrize("options", [("--policy", "stream"), ("--keep", "newest")])
+def test_code_that_was_compiled_otherwise_is_left_out_and_told(
+    options: tuple[str, ...], built: Built, tmp_path: Path
+) -> None:
+    done = record(built, tmp_path, "run", "4", options=options)
+    assert (done.returncode, done.stdout) == (5, "4\n")
+    assert "not recorded: 4 launches of code that was compiled for another policy" in done.stderr
+
+
+@pytest.mark.parametrize(("option", "sources"), [("--source", {"program.cpp": "// marked\n"}), ("--no-source", {})])
+def test_the_source_of_sites_and_the_state_of_the_gpu_are_in_the_file(
+    option: str, sources: dict[str, str], built: Built, tmp_path: Path
+) -> None:
+    (tmp_path / "program.cpp").write_text("// marked\n", encoding="utf-8")
+    record(built, tmp_path, "run", "4", options=(option,))
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert dict(trace.sources) == sources
+    assert (trace.manifest["device"]["driver"], trace.manifest["device"]["mig"]) == ("580.1", True)
+    state = trace.manifest["clock_state"]
+    assert state["before"] == state["after"]
+    assert state["before"] == {
+        "sm_hz": 1.98e9,
+        "memory_hz": 3.201e9,
+        "power_w": 120.5,
+        "temperature_c": None,
+        "throttle_reasons": ["software thermal slowdown", "software power cap"],
+        "other_processes": None,
+    }
+
+
+def test_a_signal_switches_recording_on_and_off(built: Built, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--signal", "USR1", "--rounds", "0", "--"]
+    variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin")}
+    with subprocess.Popen(
+        [*command, built.program, "paced"],
+        cwd=tmp_path,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "ready\n"
+        for state in ("on", "off"):
+            running.send_signal(signal.SIGUSR1)
+            assert running.stderr.readline() == f"warplens: recording is {state}\n"
+            time.sleep(0.3)
+        (tmp_path / "enough").touch()
+        launched = int(running.communicate(timeout=30)[0].splitlines()[0])
+    assert running.returncode == 0
+    grids = [entry["grid_id"] for entry in warplens.open(tmp_path / "run.wlens").manifest["launches"]]
+    assert grids == list(range(grids[0], grids[-1] + 1))
+    assert 4 < grids[0] < grids[-1] < launched

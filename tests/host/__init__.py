@@ -41,6 +41,7 @@ def build(folder: Path) -> Built:
     flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror"]
     driver = str(folder / "libcuda.so.1")
     subprocess.run(["g++", *flags, "-shared", "-fPIC", "-o", driver, str(HERE / "fake_driver.cpp")], check=True)
+    (folder / "libnvidia-ml.so.1").symlink_to("libcuda.so.1")
     link = [f"-L{folder}", "-l:libcuda.so.1", f"-Wl,-rpath,{folder}"]
     include = f"-I{get_include()}"
     command = ["g++", *flags, "-pthread", include, "-o", str(folder / "program"), str(HERE / "program.cpp"), *link]

@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads
+//   threads, paced
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -18,6 +18,7 @@
 
 extern "C" void fake_set_capturing(int on);
 extern "C" void fake_set_context(void* value);
+extern "C" unsigned fake_cell[2];  // device memory, which launches add to
 
 using namespace warplens::detail;
 using namespace warplens::detail::host;
@@ -42,7 +43,7 @@ struct ThisUnit : Unit {
 } unit;
 
 std::vector<char> chunks;
-unsigned result = 0, grid_id = 0;
+unsigned result = 0, grid_id = 0, grid_x = 6;
 
 std::uint32_t& word(unsigned long long address) { return *reinterpret_cast<std::uint32_t*>(address); }
 
@@ -50,6 +51,7 @@ std::uint32_t& word(unsigned long long address) { return *reinterpret_cast<std::
 void run_kernel(bool traced) {
   ++result;
   ++grid_id;
+  ++fake_cell[0];
   const layout::Descriptor to = symbol;
   if (!traced || to.control == 0) return;
   std::uint32_t launch = grid_id;
@@ -86,8 +88,12 @@ void launch(const char* kernel = kClean, Handle stream = nullptr) {
   const auto run = [](const void* which) { run_kernel(which == kTraced); };
   Session* session = Session::current();
   if (session == nullptr) return run(kernel);
-  const Launch launch = {&unit, const_cast<char*>(kernel), kernel, {{6, 1, 1}, {64, 1, 1}, {1, 1, 1}, 0}, stream};
+  void* cell = fake_cell;
+  void* arguments[] = {&cell};
+  const Launch launch = {
+      &unit, const_cast<char*>(kernel), kernel, {{grid_x, 1, 1}, {64, 1, 1}, {1, 1, 1}, 0}, stream, arguments};
   Decision decision = session->begin(launch);
+  if (decision.replay) session->replay(launch, decision, [&](const void* build) { return run(build), true; });
   run(decision.function != nullptr ? decision.function : kernel);
   session->end(launch, decision, true);
 }
@@ -145,6 +151,12 @@ int main(int argc, char** argv) {
     some(6);
     Session::current()->set_on(false);
     some(10);
+  } else if (mode == "paced") {  // until there is a file `enough`, of which its parent decides
+    for (int i = 0; access("enough", F_OK) != 0; ++i) {
+      launch();
+      if (i == 3) std::puts("ready"), std::fflush(stdout);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   } else if (mode == "threads") {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
@@ -165,6 +177,7 @@ int main(int argc, char** argv) {
   }
   if (mode == "crash" || mode == "_exit" || mode == "exec") wait_a_moment();
   std::printf("%u\n", result);
+  if (std::getenv("CELL") != nullptr) std::printf("%u\n", fake_cell[0]);
   std::fflush(stdout);
   if (mode == "crash") std::abort();
   if (mode == "_exit") _exit(5);

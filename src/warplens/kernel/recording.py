@@ -19,6 +19,7 @@ from warplens.capture.request import VARIABLE, Asked, Request, from_text
 from warplens.errors import FileError, RecordingError, UsageError
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
+from warplens.trace.file import choose_sources
 from warplens.trace.part import PartWriter
 
 
@@ -73,11 +74,17 @@ def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> Non
     if os.getpid() != recorder.pid:
         return
     try:
-        keep.part.finish(recorder.finish())
+        _finish_part(keep, recorder)
         note = Path(asked.folder) / f"{recorder.pid}-{_NOTE_NUMBER}.json"
         note.write_text(json.dumps({**recorder.note(), "failed": keep.failed}), encoding="utf-8")
     except (FileError, RecordingError, OSError) as error:
         sys.stderr.write(f"warplens: the recording of this process ({recorder.pid}) is cut off: {error}\n")
+
+
+def _finish_part(keep: _Parts, recorder: LaunchRecorder) -> Path | None:
+    manifest = recorder.finish()
+    sources, left_out = choose_sources(recorder.sources if recorder.request.source else {})
+    return keep.part.finish(manifest | ({"sources_left_out": left_out} if left_out else {}), sources)
 
 
 _NOTE_NUMBER = 9999
@@ -94,7 +101,8 @@ class record:  # noqa: N801  (used as a function is)
     3
 
     Options are those of `warplens record`, with the same words and meaning: `kernels`, `launch_skip`, `launch_count`,
-    `rounds`, `capacity_bytes`, `every_block`, `blocks`, `warps`, `paused`, `note`. No launch is added: clean and traced
+    `rounds`, `grids`, `policy`, `keep`, `cold_l2`, `replay`, `capacity_bytes`, `every_block`, `blocks`, `warps`,
+    `paused`, `source`, `note`. No launch is added: clean and traced
     ones alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
     launches and recorded ones by name. Launches of code that nvcc built are recorded by `warplens record` alone.
 
@@ -104,8 +112,9 @@ class record:  # noqa: N801  (used as a function is)
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.path = Path(path)
         self.request = Request.of(options)
-        if self.request.timeout_s is not None or self.request.host or self.request.command:
-            raise UsageError("timeout_s, host and command are options of the command `warplens record` alone")
+        of_command = self.request.timeout_s, self.request.signal, self.request.host, self.request.command
+        if any(of_command):
+            raise UsageError("timeout_s, signal, host and command are options of the command `warplens record` alone")
         self.trace: Trace | None = None
         self.ran: dict[str, tuple[int, int]] = {}
         self._recorder: LaunchRecorder | None = None
@@ -137,7 +146,7 @@ class record:  # noqa: N801  (used as a function is)
         recorder, _active = self._recorder, None
         assert recorder is not None
         with self._folder:
-            whole = self._keep.part.finish(recorder.finish())
+            whole = _finish_part(self._keep, recorder)
             self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()}
             if whole is None:
                 return

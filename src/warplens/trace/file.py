@@ -108,7 +108,7 @@ def write_file(
     the place cannot be written and `FormatError` when the manifest is not one that `read_file` would accept.
     """
     path = Path(path)
-    kept, left_out = _choose_sources(sources or {})
+    kept, left_out = choose_sources(sources or {})
     facts = {**manifest, "sources": [{"path": p, "member": f"source/{i}.txt"} for i, p in enumerate(kept)]}
     if left_out:
         facts["sources_left_out"] = left_out
@@ -144,7 +144,8 @@ def read_file(path: str | os.PathLike[str]) -> FileContents:
     )
 
 
-def _choose_sources(sources: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def choose_sources(sources: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Those that fit into a file, by path, and the paths of others."""
     kept, left_out, room = {}, [], MAX_SOURCES_BYTES
     for path, text in sources.items():
         size = len(text.encode("utf-8", "replace"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,8 +78,8 @@ class PartWriter:
         self._write(f"launches/{number:06d}.json", json.dumps({"launch": entry, "kernel": kernel}).encode())
         self._launches.append(entry)
 
-    def finish(self, manifest: dict[str, Any]) -> Path | None:
-        """Give the file its manifest and its name; None where nothing was added."""
+    def finish(self, manifest: dict[str, Any], sources: Mapping[str, str] | None = None) -> Path | None:
+        """Give the file its manifest, source texts by path and its name; None where nothing was added."""
         archive, self._zip = self._zip, None
         if archive is None or not self._launches:
             if archive is not None:
@@ -91,7 +91,12 @@ class PartWriter:
                 kept = [own for own in archive.filelist if own.filename.startswith("records/")]
                 archive.filelist[:] = kept
                 archive.NameToInfo = {own.filename: own for own in kept}
-                archive.writestr("manifest.json", json.dumps({**manifest, "launches": self._launches}))
+                facts = {**manifest, "launches": self._launches, "sources": []}
+                for path, text in (sources or {}).items():
+                    member = f"source/{len(facts['sources'])}.txt"
+                    archive.writestr(member, text)
+                    facts["sources"].append({"path": path, "member": member})
+                archive.writestr("manifest.json", json.dumps(facts))
             return self._path.rename(self._path.with_suffix(""))
         except OSError as error:
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error

@@ -154,17 +154,31 @@ class Device {
     return steps[steps.size() / 2];
   }
 
-  std::string facts() const {
+  // Puts other data into the L2 cache, in `stream`.
+  bool flush_l2(Handle stream) {
+    const std::size_t size = 2 * static_cast<std::size_t>(attribute(kAttributeL2Bytes));
+    if (flushed_ == 0 && driver_.cuMemAlloc_v2(&flushed_, size) != kSuccess) return false;
+    return driver_.cuMemsetD8Async(flushed_, 0, size, stream) == kSuccess;
+  }
+
+  std::string pci_address() const {
+    char text[64] = "";
+    driver_.cuDeviceGetPCIBusId(text, sizeof text, number);
+    return text;
+  }
+
+  // `version` and `mig`: what NVML says.
+  std::string facts(const std::string& version, const std::string& mig) const {
     char name[256] = "";
-    int version = 0;
+    int cuda = 0;
     driver_.cuDeviceGetName(name, sizeof name, number);
-    driver_.cuDriverGetVersion(&version);
+    driver_.cuDriverGetVersion(&cuda);
     return "{\"name\":" + json_text(name) + ",\"compute_capability\":[" + std::to_string(attribute(kAttributeMajor)) +
            "," + std::to_string(attribute(kAttributeMinor)) +
            "],\"sm_count\":" + std::to_string(attribute(kAttributeSmCount)) +
-           ",\"l2_bytes\":" + std::to_string(attribute(kAttributeL2Bytes)) +
-           ",\"driver\":null,\"cuda_driver_version\":" + std::to_string(version) +
-           ",\"mig\":null,\"multi_process\":null,\"ordinal\":" + std::to_string(number) + "}";
+           ",\"l2_bytes\":" + std::to_string(attribute(kAttributeL2Bytes)) + ",\"driver\":" + version +
+           ",\"cuda_driver_version\":" + std::to_string(cuda) + ",\"mig\":" + mig +
+           ",\"multi_process\":null,\"ordinal\":" + std::to_string(number) + "}";
   }
 
   const layout::Descriptor* off() const { return off_; }
@@ -347,7 +361,7 @@ class Device {
   std::mutex mutex_;  // of the pinned memory, which launches and the draining thread share
   unsigned char *staging_ = nullptr, *control_ = nullptr;  // pinned
   layout::Descriptor* off_ = nullptr;
-  Address fresh_ = 0, pairs_ = 0;
+  Address fresh_ = 0, pairs_ = 0, flushed_ = 0;
   std::uint32_t shared_ = 0;
   std::uint64_t last_bytes_ = 0;
   Slot slots_[kSlots];

@@ -6,7 +6,10 @@
 
 #include <regex.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -34,6 +37,18 @@ inline std::string decode_percent(const std::string& text) {
   return out;
 }
 
+inline std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> out(1);
+  for (const char c : text) {
+    if (c == at) {
+      out.emplace_back();
+    } else {
+      out.back() += c;
+    }
+  }
+  return out;
+}
+
 inline std::map<std::string, std::string> parse_request(const char* text) {
   std::map<std::string, std::string> out;
   const char* at = text;
@@ -51,13 +66,16 @@ inline std::map<std::string, std::string> parse_request(const char* text) {
 
 struct Options {
   bool wanted = false;
-  bool paused = false;  // until start_recording()
-  std::string folder;   // where the process leaves its file
-  std::string kernels;
+  bool paused = false;    // until start_recording()
+  bool switched = false;  // on while the file `on` is in the folder
+  bool replay = false, cold_l2 = false, with_source = true;
+  std::string folder;  // where the process leaves its file
+  std::string kernels, policy = "auto", keep = "oldest";
   std::string note = "null", host = "null", command = "null";  // JSON, as they stand in the manifest
   std::uint64_t skip = 0, count = 0, rounds = 0, capacity_bytes = 0;
   std::uint32_t every_block = 1, warp_mask = 0xffffffffu;
   std::vector<std::uint32_t> blocks;
+  std::vector<std::array<unsigned, 3>> grids;
 
   Options() {
     const char* text = std::getenv(kVariable);
@@ -75,6 +93,13 @@ struct Options {
       if (keys.count(text.first) != 0) *text.second = keys[text.first];
     }
     paused = number("paused", 0) != 0;
+    switched = number("switched", 0) != 0;
+    replay = number("replay", 0) != 0;
+    cold_l2 = number("cold_l2", 0) != 0;
+    with_source = number("source", 1) != 0;
+    for (auto& text : {std::make_pair("policy", &policy), std::make_pair("keep", &keep)}) {
+      if (keys.count(text.first) != 0) *text.second = keys[text.first];
+    }
     skip = number("launch_skip", 0);
     count = number("launch_count", 100);
     rounds = number("rounds", 10);
@@ -87,7 +112,19 @@ struct Options {
       if (end == at) break;
       at = *end == ',' ? end + 1 : end;
     }
+    for (const std::string& grid : split(keys["grids"], ',')) {
+      std::array<unsigned, 3> sizes = {0, 1, 1};
+      if (std::sscanf(grid.c_str(), "%ux%ux%u", &sizes[0], &sizes[1], &sizes[2]) > 0) grids.push_back(sizes);
+    }
     wanted = !folder.empty() && every_block > 0;
+  }
+
+  bool takes(const unsigned* grid) const {
+    if (grids.empty()) return true;
+    for (const auto& sizes : grids) {
+      if (std::equal(sizes.begin(), sizes.end(), grid)) return true;
+    }
+    return false;
   }
 };
 

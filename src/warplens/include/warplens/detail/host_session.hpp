@@ -13,9 +13,9 @@
 #include <deque>
 #include <mutex>
 #include <thread>
-#include <unordered_map>
 
-#include "host_launch.hpp"
+#include "host_kernels.hpp"
+#include "host_replay.hpp"
 #include "host_writer.hpp"
 
 namespace warplens {
@@ -35,9 +35,18 @@ class Session {
   Decision begin(const Launch& launch) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (stopped_) return {};
-    Kernel& kernel = kernel_of(launch);
+    watch_switch();
+    Kernel& kernel = kernels_.of(launch);
     ++kernel.launches;
     if (!kernel.matches || kernel.silent) return {};
+    if (!options_.takes(launch.shape.grid)) {
+      kernel.other_grid = true;
+      return {};
+    }
+    if (options_.keep != "oldest" || (options_.policy != "auto" && options_.policy != launch.unit->policy)) {
+      ++left_out_.compiled_otherwise;
+      return {};
+    }
     const bool past = !on_ || matched_++ < options_.skip || ended_;
     void* made = nullptr;
     if (current_context() == nullptr) launch.unit->symbol(&made);  // a thread's first call: the runtime gives it one
@@ -48,11 +57,11 @@ class Session {
     Device* device = device_of(launch);
     if (device == nullptr || !device->error.empty()) return unrecorded(launch, kernel);
     if (overlaps(launch, *device)) {
-      ++overlapped_;
+      ++left_out_.overlapped;
       return unrecorded(launch, kernel);
     }
-    Group& group = group_of(launch, kernel);
-    const bool clean = group.timed_clean < options_.rounds && group.turn++ % 2 == 1;
+    Group& group = kernels_.group_of(launch, kernel);
+    const bool clean = !options_.replay && group.timed_clean < options_.rounds && group.turn++ % 2 == 1;
     return clean ? timed(launch, kernel, group, *device) : recorded(lock, launch, kernel, group, *device);
   }
 
@@ -80,11 +89,26 @@ class Session {
   // Launches while it is off run without being recorded or counted; graphs that were captured already obey too.
   void set_on(bool on) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (stopped_ || on_ == on) return;
-    on_ = on;
-    if (replayed_.slot == nullptr || mixed_graphs_ || replays_taken_) return;
-    const Relaxed relaxed(driver_);
-    set_window(replayed_.device->blocks_ended(*replayed_.slot) / replayed_.group->shape.blocks());
+    switch_to(on);
+  }
+
+  // With --replay, before the launch itself: times of clean and traced ones. `launch_as(function)` makes another one of
+  // that build. Waits for the stream.
+  template <class LaunchAs>
+  void replay(const Launch& launch, Decision& decision, LaunchAs launch_as) {
+    Pending& pending = decision.pending;
+    Replay replay(driver_, options_, *pending.device, launch);
+    replay.run(*pending.group->kernel, launch_as);
+    Contents left;  // what the traced ones wrote
+    const auto forget = [](const void*, std::size_t) { return true; };
+    pending.device->drain(*pending.slot, left, [](std::uint64_t) { return true; }, forget);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Group& group = *pending.group;
+    group.clean_ns.insert(group.clean_ns.end(), replay.clean_ns.begin(), replay.clean_ns.end());
+    group.traced_ns.insert(group.traced_ns.end(), replay.traced_ns.begin(), replay.traced_ns.end());
+    if (!replay.why.empty()) left_out_.not_replayed.push_back(group.kernel->name + ": " + replay.why);
+    write_descriptors(launch, *pending.device, pending.slot->descriptor);
+    driver_.cuEventRecord(pending.start, launch.stream);
   }
 
   // At the program's end: what is under way is waited for, a little, and the file gets its manifest and its name.
@@ -130,28 +154,33 @@ class Session {
   }
 
   Session(const Driver& driver, const Options& options)
-      : driver_(driver), options_(options), pattern_(options.kernels), on_(!options.paused), writer_(options) {
+      : driver_(driver),
+        options_(options),
+        on_(!options.paused && !options.switched),
+        kernels_(driver, options),
+        writer_(options) {
     if (driver_.missing != nullptr) ended_ = true;
   }
 
-  Kernel& kernel_of(const Launch& launch) {
-    Kernel& kernel = kernels_[launch.kernel];
-    if (!kernel.name.empty()) return kernel;
-    const char* name = nullptr;
-    if (driver_.missing == nullptr) driver_.cuKernelGetName(&name, launch.kernel);
-    kernel.name = name != nullptr ? demangled(name) : "(name not known)";
-    kernel.matches = driver_.missing == nullptr && pattern_.found_in(kernel.name);
-    kernel.traced = launch.kernel;
-    for (Twins* twins = Registered<Twins>::first(); twins != nullptr; twins = twins->next) {
-      const Handle traced = launch.unit->kernel_of(twins->traced), clean = launch.unit->kernel_of(twins->clean);
-      if (traced == nullptr || clean == nullptr || (launch.kernel != traced && launch.kernel != clean)) continue;
-      kernel.traced = traced, kernel.clean = clean;
-      kernel.traced_function = twins->traced, kernel.clean_function = twins->clean;
-      if (launch.kernel == clean && driver_.cuKernelGetName(&name, traced) == kSuccess) kernel.name = demangled(name);
-      kernel.matches |= pattern_.found_in(kernel.name);
-      match_limits(driver_, launch.kernel == clean ? clean : traced, launch.kernel == clean ? traced : clean);
-    }
-    return kernel;
+  void switch_to(bool on) {
+    if (stopped_ || on_ == on) return;
+    on_ = on;
+    if (replayed_.slot == nullptr || left_out_.mixed_graphs || replays_taken_) return;
+    const Relaxed relaxed(driver_);
+    const Handle before = current_context();
+    driver_.cuCtxSetCurrent(replayed_.device->context);
+    set_window(replayed_.device->blocks_ended(*replayed_.slot) / replayed_.group->shape.blocks());
+    driver_.cuCtxSetCurrent(before);
+  }
+
+  // `warplens record` was sent a signal: it makes or removes a file, which is looked for ten times a second at most.
+  void watch_switch() {
+    if (!options_.switched) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - looked_ < std::chrono::milliseconds(100)) return;
+    looked_ = now;
+    const bool asked = access((options_.folder + "/on").c_str(), F_OK) == 0;
+    if (asked != switched_on_) switch_to(switched_on_ = asked);
   }
 
   Handle current_context() const {
@@ -212,21 +241,6 @@ class Session {
     return false;
   }
 
-  Group& group_of(const Launch& launch, const Kernel& kernel) {
-    for (Group& group : groups_) {
-      if (group.kernel->traced == kernel.traced && group.shape == launch.shape) return group;
-    }
-    groups_.push_back({});
-    Group& group = groups_.back();
-    group.index = groups_.size() - 1;
-    group.kernel = &kernel;
-    group.unit = launch.unit;
-    group.shape = launch.shape;
-    group.traced_resources = resources_of(driver_, kernel.traced, launch.shape);
-    group.clean_resources = resources_of(driver_, kernel.clean, launch.shape);
-    return group;
-  }
-
   Decision timed(const Launch& launch, const Kernel& kernel, Group& group, Device& device) {
     Decision decision;
     Pending& pending = decision.pending;
@@ -243,6 +257,7 @@ class Session {
     pending.device = &device, pending.group = &group, pending.stream = launch.stream, pending.clean = true;
     ++group.timed_clean;
     decision.function = other_build(launch, kernel, false);
+    if (options_.cold_l2) device.flush_l2(launch.stream);
     driver_.cuEventRecord(pending.start, launch.stream);
     return decision;
   }
@@ -254,7 +269,7 @@ class Session {
       room_.wait_for(lock, kLongestWait, [&] { return (slot = device.free_slot()) != nullptr || stopped_; });
     }
     if (slot == nullptr || stopped_) {
-      ++crowded_;
+      ++left_out_.crowded;
       return unrecorded(launch, kernel);
     }
     slot->busy = true;
@@ -264,6 +279,8 @@ class Session {
     pending.start = slot->start, pending.stop = slot->stop, pending.done = slot->done;
     decision.function = other_build(launch, kernel, true);
     write_descriptors(launch, device, slot->descriptor);
+    if (options_.replay && !group.replayed) decision.replay = group.replayed = true;
+    if (options_.cold_l2) device.flush_l2(launch.stream);
     driver_.cuEventRecord(pending.start, launch.stream);
     return decision;
   }
@@ -282,15 +299,15 @@ class Session {
       slot->busy = true;
       replayed_ = {};
       replayed_.device = device, replayed_.slot = slot;
-      replayed_.group = &group_of(launch, kernel);
+      replayed_.group = &kernels_.group_of(launch, kernel);
       set_window(0);
       launch.unit->rest[device->context] = slot->descriptor;
       const Address symbol = launch.unit->symbols[device->context];
       driver_.cuMemcpyHtoDAsync_v2(symbol, slot->descriptor, sizeof *slot->descriptor, device->stream);
       driver_.cuStreamSynchronize(device->stream);
-    } else if (replayed_.device != device || replayed_.group != &group_of(launch, kernel)) {
-      if (!mixed_graphs_) device->set_window(*replayed_.slot, 0, 0);
-      mixed_graphs_ = true;  // launches are counted by their blocks, which only works for equal ones
+    } else if (replayed_.device != device || replayed_.group != &kernels_.group_of(launch, kernel)) {
+      if (!left_out_.mixed_graphs) device->set_window(*replayed_.slot, 0, 0);
+      left_out_.mixed_graphs = true;  // launches are counted by their blocks, which only works for equal ones
     }
     return decision;
   }
@@ -316,6 +333,7 @@ class Session {
     while (true) {
       wake_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stopped_ || !queue_.empty(); });
       if (stopped_) return;
+      watch_switch();
       if (queue_.empty()) {
         draining_ = true;
         drain_replays(lock, false);
@@ -369,25 +387,24 @@ class Session {
     std::lock_guard<std::mutex> lock(mutex_);
     Group& group = *pending.group;
     if (well && contents.chunks == 0 && contents.lost_chunks == 0) {
-      kernels_[group.kernel->traced].silent |= options_.blocks.empty();
-      if (group.kernel->clean != nullptr) kernels_[group.kernel->clean].silent |= options_.blocks.empty();
+      if (options_.blocks.empty()) kernels_.silence(group);
       --kept_;
       return;
     }
     if (!well || contents.grids.size() > 1) {
-      if (well) ++mixed_;  // another launch wrote beside it: whose is whose is not known
+      if (well) ++left_out_.mixed;  // another launch wrote beside it: whose is whose is not known
       writer_.drop_records();
       return;
     }
     if (has_time) group.traced_ns.push_back(ms * 1e6);
     if (contents.sites_hash != 0) group.sites_hash = contents.sites_hash;
-    ++kernels_[group.kernel->traced].recorded;
+    kernels_.count_recorded(group);
     writer_.add_launch(number, group, contents, pending.stream, options_, false, 0);
   }
 
   // The window of replays, once it has passed, or what there is of it at the end.
   void drain_replays(std::unique_lock<std::mutex>& lock, bool at_end) {
-    if (replayed_.slot == nullptr || replays_taken_ || mixed_graphs_) return;
+    if (replayed_.slot == nullptr || replays_taken_ || left_out_.mixed_graphs) return;
     Pending pending = replayed_;
     lock.unlock();
     const Relaxed relaxed(driver_);
@@ -426,7 +443,7 @@ class Session {
       if (!writer_.begin_records(*pending.device, own.chunks)) return;
       if (!writer_.add_records(entry.second.data(), entry.second.size() * 4)) return;
       std::lock_guard<std::mutex> lock(mutex_);
-      ++kernels_[pending.group->kernel->traced].recorded;
+      kernels_.count_recorded(*pending.group);
       writer_.add_launch(number, *pending.group, own, nullptr, options_, true, entry.first);
     }
   }
@@ -447,38 +464,24 @@ class Session {
 
   Summary summary() const {
     Summary out;
-    for (const Group& group : groups_) out.groups.push_back(group_entry(group));
-    for (const auto& entry : kernels_) {
-      const Kernel& kernel = entry.second;
-      if (kernel.name.empty()) continue;
-      out.ran.push_back("{\"name\":" + json_text(kernel.name) + ",\"launches\":" + std::to_string(kernel.launches) +
-                        ",\"recorded\":" + std::to_string(kernel.recorded) +
-                        ",\"matches\":" + (kernel.matches ? "true" : "false") +
-                        ",\"without_marks\":" + (kernel.silent ? "true" : "false") + "}");
-    }
-    const auto say = [&out](std::uint64_t count, const char* why) {
-      if (count > 0) out.left_out.push_back(std::to_string(count) + " " + why);
-    };
-    say(overlapped_, "launches beside a recorded one on another stream");
-    say(mixed_, "launches that another one wrote beside");
-    say(crowded_, "launches that found no memory free within 2 s");
-    if (mixed_graphs_)
-      out.left_out.push_back("replays of graphs: kernels or shapes differ, and replays are counted by blocks");
+    out.groups = kernels_.groups();
+    out.ran = kernels_.ran();
+    out.left_out = left_out_.texts();
     if (driver_.missing != nullptr) out.left_out.push_back(std::string("everything: not found: ") + driver_.missing);
     return out;
   }
 
   const Driver& driver_;
   const Options& options_;
-  Pattern pattern_;
   std::mutex mutex_;
   std::condition_variable wake_, room_;  // something to drain; a slot is free
   std::thread drainer_;
   std::atomic<bool> stopped_{false};
-  bool on_, ended_ = false, draining_ = false, mixed_graphs_ = false, replays_taken_ = false;
-  std::uint64_t window_end_ = ~0ull, matched_ = 0, kept_ = 0, overlapped_ = 0, crowded_ = 0, mixed_ = 0;
-  std::unordered_map<Handle, Kernel> kernels_;
-  std::deque<Group> groups_;  // addresses stay
+  bool on_, switched_on_ = false, ended_ = false, draining_ = false, replays_taken_ = false;
+  std::uint64_t window_end_ = ~0ull, matched_ = 0, kept_ = 0;
+  LeftOut left_out_;
+  std::chrono::steady_clock::time_point looked_{};
+  Kernels kernels_;
   std::map<Handle, std::unique_ptr<Device>> devices_;
   std::deque<Pending> queue_;
   std::vector<std::pair<Handle, Handle>> spare_;
