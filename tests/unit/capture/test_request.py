@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from typing import Any
 
 import click
 import pytest
@@ -40,7 +41,7 @@ def test_what_is_asked_for_arrives(
     warps: tuple[int, ...] | None,
     note: str | None,
     grids: tuple[tuple[int, int, int], ...] | None,
-    flags: dict[str, bool],
+    flags: dict[str, Any],
     policy: str,
     keep: str,
     folder: str,
