@@ -20,7 +20,7 @@ from typing import Any
 import warplens
 
 HERE = Path(__file__).parent
-ROUNDS = 7
+ROUNDS = 5
 
 
 def build(folder: Path, name: str, *flags: str) -> Path:
@@ -58,15 +58,17 @@ def measure(folder: Path) -> dict[str, Any]:
     def add(name: str, command: list[str]) -> None:
         out.setdefault(name, []).append(run(command, folder))
 
-    paced = ["marked", "200", "10000", "3000"]  # behind each launch 3 ms, so that memory is free for the next
+    # Behind each launch 3 ms, so that memory is free for the next; in these the thread sleeps, or is busy.
+    paced = {how: ["marked", "200", "10000", "3000", how] for how in ("sleep", "spin")}
     for _ in range(ROUNDS):
         add("bare", [without, "other", "20000"])
         add("header, not recorded", [with_header, "other", "20000"])
         add("record, nothing matches", recorded([with_header, "other", "20000"], "-k", "^nothing$"))
-    for _ in range(3):
-        add("paced, header, not recorded", [with_header, *paced])
-        options = ("--launch-count", "200", "--rounds", "0")
-        add("paced, record, each launch", recorded([with_header, *paced], *options))
+    for how in [*paced] * 3:
+        add(f"{how}, header, not recorded", [with_header, *paced[how]])
+        for rounds, of in (("0", "recorded"), ("400", "recorded or timed")):
+            options = ("--launch-count", "200", "--rounds", rounds)
+            add(f"{how}, {of}", recorded([with_header, *paced[how]], *options))
     options = ("--launch-count", "1", "--rounds", "0")
     add("record, beyond the count", recorded([with_header, "marked", "2000", "100"], *options))
     large = ["marked", "1000", "100000"]
@@ -86,12 +88,16 @@ def reached(found: dict[str, Any]) -> dict[str, float]:
 
     few, many = (found[f"1000 launches of 10^5 events, {count} recorded"][0] for count in (100, 1000))
     nothing, header = "record, nothing matches", "header, not recorded"
-    recorded_us = middle("paced, record, each launch", "p50_us") - middle(f"paced, {header}", "p50_us")
+    of_a_launch = {
+        f"{of}_launch_us, {how}": middle(f"{how}, {of}", "p50_us") - middle(f"{how}, {header}", "p50_us")
+        for how in ("spin", "sleep")
+        for of in ("recorded", "recorded or timed")
+    }
     return {
         "match_nothing_seconds": middle(nothing, "command_seconds") - middle(header, "command_seconds"),
         "unrecorded_launch_us": middle(nothing, "p50_us") - middle(header, "p50_us"),
         "header_alone_us": middle(header, "p50_us") - middle("bare", "p50_us"),
-        "recorded_launch_us": recorded_us,
+        **of_a_launch,
         "resident_bytes_100_recorded": few["resident_bytes"],
         "resident_bytes_1000_recorded": many["resident_bytes"],
     }

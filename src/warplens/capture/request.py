@@ -41,7 +41,7 @@ class Request:
     - launch_skip: launches of such kernels, in each process, that are left out first.
     - launch_count: launches that are recorded then, in each process.
     - rounds: launches of each kernel and shape that run the build without marks, in turn with recorded ones, to compare
-      times; 0 times nothing.
+      times; as many recorded ones are timed. 0 times nothing.
     - capacity_bytes: memory for records, on each device. What does not fit is counted as lost.
     - every_block: record every n-th block only.
     - blocks: record these blocks only, by linear index; None is all.

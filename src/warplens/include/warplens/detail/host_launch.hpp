@@ -74,8 +74,9 @@ struct Group {
   const Unit* unit;
   Shape shape;
   std::uint32_t sites_hash = 0;
-  bool replayed = false;                              // --replay has timed it
-  std::uint64_t turn = 0, timed_clean = 0, idle = 0;  // idle: the GPU had nothing to do when it was launched
+  bool replayed = false;  // --replay has timed it
+  std::uint64_t turn = 0, timed_clean = 0, timed_traced = 0,
+                idle = 0;  // idle: the GPU had nothing to do when it was launched
   std::vector<double> traced_ns, clean_ns, off_ns;
   std::string traced_resources = "null", clean_resources = "null";
 };
@@ -107,7 +108,7 @@ struct Decision {
 
 // Launches that were not recorded though they were asked for, by reason.
 struct LeftOut {
-  std::uint64_t overlapped = 0, mixed = 0, crowded = 0, compiled_otherwise = 0;
+  std::uint64_t overlapped = 0, mixed = 0, crowded = 0, compiled_otherwise = 0, partial = 0;
   bool mixed_graphs = false;
   std::vector<std::string> not_replayed;
 
@@ -120,6 +121,7 @@ struct LeftOut {
     say(mixed, "launches that another one wrote beside");
     say(crowded, "launches that found no memory free within 2 s");
     say(compiled_otherwise, "launches of code that was compiled for another policy, or of which the newest was asked");
+    say(partial, "replays that were under way when recording was switched on or off");
     for (const std::string& why : not_replayed) out.push_back("replays of " + why);
     if (mixed_graphs) out.push_back("replays of graphs: kernels or shapes differ, and replays are counted by blocks");
     return out;

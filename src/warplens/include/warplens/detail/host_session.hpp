@@ -14,9 +14,8 @@
 #include <mutex>
 #include <thread>
 
-#include "host_kernels.hpp"
+#include "host_graphs.hpp"
 #include "host_replay.hpp"
-#include "host_writer.hpp"
 
 namespace warplens {
 namespace detail {
@@ -49,12 +48,19 @@ class Session {
     }
     const bool past = !on_ || matched_++ < options_.skip || ended_;
     void* made = nullptr;
-    if (current_context() == nullptr) launch.unit->symbol(&made);  // a thread's first call: the runtime gives it one
+    Handle context = current_context();
+    if (context == nullptr) {
+      launch.unit->symbol(&made);  // a thread's first call: the runtime gives it one
+      context = current_context();
+    }
     int capture = kCaptureNone;
     if (driver_.cuStreamIsCapturing(launch.stream, &capture) != kSuccess) return {};
-    if (capture != kCaptureNone) return captured(launch, kernel);
+    if (capture != kCaptureNone) {
+      Device* device = device_of(launch, context, true);
+      return device == nullptr || !device->error.empty() ? Decision{} : graphs_.captured(launch, kernel, *device, on_);
+    }
     if (past || kept_ >= options_.count) return unrecorded(launch, kernel);
-    Device* device = device_of(launch);
+    Device* device = device_of(launch, context);
     if (device == nullptr || !device->error.empty()) return unrecorded(launch, kernel);
     if (overlaps(launch, *device)) {
       ++left_out_.overlapped;
@@ -71,8 +77,10 @@ class Session {
     if (pending.group == nullptr) return;
     std::lock_guard<std::mutex> lock(mutex_);
     // Had the GPU come to the start before the kernel was there, the time would be the host's.
-    pending.timed = driver_.cuEventQuery(pending.start) == kNotReady;
-    driver_.cuEventRecord(pending.stop, launch.stream);
+    if (pending.start != nullptr) {
+      pending.timed = driver_.cuEventQuery(pending.start) == kNotReady;
+      driver_.cuEventRecord(pending.stop, launch.stream);
+    }
     if (pending.slot != nullptr) {
       write_descriptors(launch, *pending.device, nullptr);
       driver_.cuEventRecord(pending.done, launch.stream);
@@ -108,7 +116,6 @@ class Session {
     group.traced_ns.insert(group.traced_ns.end(), replay.traced_ns.begin(), replay.traced_ns.end());
     if (!replay.why.empty()) left_out_.not_replayed.push_back(group.kernel->name + ": " + replay.why);
     write_descriptors(launch, *pending.device, pending.slot->descriptor);
-    driver_.cuEventRecord(pending.start, launch.stream);
   }
 
   // At the program's end: what is under way is waited for, a little, and the file gets its manifest and its name.
@@ -158,19 +165,15 @@ class Session {
         options_(options),
         on_(!options.paused && !options.switched),
         kernels_(driver, options),
-        writer_(options) {
+        writer_(options),
+        graphs_(driver, options, kernels_, writer_, left_out_) {
     if (driver_.missing != nullptr) ended_ = true;
   }
 
   void switch_to(bool on) {
     if (stopped_ || on_ == on) return;
     on_ = on;
-    if (replayed_.slot == nullptr || left_out_.mixed_graphs || replays_taken_) return;
-    const Relaxed relaxed(driver_);
-    const Handle before = current_context();
-    driver_.cuCtxSetCurrent(replayed_.device->context);
-    set_window(replayed_.device->blocks_ended(*replayed_.slot) / replayed_.group->shape.blocks());
-    driver_.cuCtxSetCurrent(before);
+    graphs_.switch_to(on);
   }
 
   // `warplens record` was sent a signal: it makes or removes a file, which is looked for ten times a second at most.
@@ -189,9 +192,10 @@ class Session {
   }
 
   // `capturing`: the launch's stream takes nodes of a graph, and nothing of ours.
-  Device* device_of(const Launch& launch, bool capturing = false) {
-    const Handle context = current_context();
+  Device* device_of(const Launch& launch, Handle context, bool capturing = false) {
     if (context == nullptr) return nullptr;
+    const auto known = devices_.find(context);
+    if (known != devices_.end() && launch.unit->symbols.count(context) != 0) return known->second.get();
     const Relaxed relaxed(driver_);
     auto& device = devices_[context];
     if (device == nullptr) {
@@ -276,47 +280,17 @@ class Session {
     Decision decision;
     Pending& pending = decision.pending;
     pending.device = &device, pending.group = &group, pending.slot = slot, pending.stream = launch.stream;
-    pending.start = slot->start, pending.stop = slot->stop, pending.done = slot->done;
+    pending.done = slot->done;
+    if (!options_.replay && group.timed_traced < options_.rounds) {
+      ++group.timed_traced;
+      pending.start = slot->start, pending.stop = slot->stop;
+    }
     decision.function = other_build(launch, kernel, true);
     write_descriptors(launch, device, slot->descriptor);
     if (options_.replay && !group.replayed) decision.replay = group.replayed = true;
     if (options_.cold_l2) device.flush_l2(launch.stream);
-    driver_.cuEventRecord(pending.start, launch.stream);
+    if (pending.start != nullptr) driver_.cuEventRecord(pending.start, launch.stream);
     return decision;
-  }
-
-  // A launch that becomes a node of a graph: nothing may be put beside it. Its unit's descriptor stays on, in a slot
-  // that counts launches, which are then recorded when the graph is replayed.
-  Decision captured(const Launch& launch, Kernel& kernel) {
-    Device* device = device_of(launch, true);
-    if (device == nullptr || !device->error.empty()) return {};
-    Decision decision;
-    decision.function = other_build(launch, kernel, true);
-    const Relaxed relaxed(driver_);
-    if (replayed_.slot == nullptr) {
-      Slot* slot = device->free_slot();
-      if (slot == nullptr) return unrecorded(launch, kernel);
-      slot->busy = true;
-      replayed_ = {};
-      replayed_.device = device, replayed_.slot = slot;
-      replayed_.group = &kernels_.group_of(launch, kernel);
-      set_window(0);
-      launch.unit->rest[device->context] = slot->descriptor;
-      const Address symbol = launch.unit->symbols[device->context];
-      driver_.cuMemcpyHtoDAsync_v2(symbol, slot->descriptor, sizeof *slot->descriptor, device->stream);
-      driver_.cuStreamSynchronize(device->stream);
-    } else if (replayed_.device != device || replayed_.group != &kernels_.group_of(launch, kernel)) {
-      if (!left_out_.mixed_graphs) device->set_window(*replayed_.slot, 0, 0);
-      left_out_.mixed_graphs = true;  // launches are counted by their blocks, which only works for equal ones
-    }
-    return decision;
-  }
-
-  // The launches of the captured kernel that are recorded, from its launch `number` on.
-  void set_window(std::uint64_t number) {
-    const std::uint64_t count = on_ ? options_.count : 0;
-    if (on_) window_end_ = number + options_.skip + count;
-    replayed_.device->set_window(*replayed_.slot, number + options_.skip, count);
   }
 
   void release(Pending& pending) {
@@ -336,7 +310,7 @@ class Session {
       watch_switch();
       if (queue_.empty()) {
         draining_ = true;
-        drain_replays(lock, false);
+        graphs_.drain(lock, false);
         draining_ = false;
         continue;
       }
@@ -402,58 +376,12 @@ class Session {
     writer_.add_launch(number, group, contents, pending.stream, options_, false, 0);
   }
 
-  // The window of replays, once it has passed, or what there is of it at the end.
-  void drain_replays(std::unique_lock<std::mutex>& lock, bool at_end) {
-    if (replayed_.slot == nullptr || replays_taken_ || left_out_.mixed_graphs) return;
-    Pending pending = replayed_;
-    lock.unlock();
-    const Relaxed relaxed(driver_);
-    driver_.cuCtxSetCurrent(pending.device->context);
-    const std::uint64_t blocks = pending.group->shape.blocks();
-    const std::uint64_t ended = pending.device->blocks_ended(*pending.slot) / blocks;
-    if (at_end || ended >= window_end_) take_replays(pending, ended);
-    lock.lock();
-  }
-
-  void take_replays(Pending& pending, std::uint64_t ended) {
-    replays_taken_ = true;
-    if (pending.device->calibrated) {
-      writer_.calibration("before", pending.device->calibration());
-      pending.device->calibrated = false;
-    }
-    Contents contents;
-    std::map<std::uint32_t, std::vector<std::uint32_t>> launches;
-    const auto add = [&](const void* data, std::size_t size) {
-      const auto* words = static_cast<const std::uint32_t*>(data);
-      for (std::size_t i = 0; i < size / layout::kChunkBytes; ++i, words += layout::kChunkWords) {
-        auto& into = launches[words[layout::kWordGrid]];
-        into.insert(into.end(), words, words + layout::kChunkWords);
-      }
-      return true;
-    };
-    if (!pending.device->drain(*pending.slot, contents, [](std::uint64_t) { return true; }, add)) return;
-    pending.group->sites_hash = contents.sites_hash;
-    for (auto& entry : launches) {
-      if (entry.first >= ended) continue;  // it has not ended
-      Contents own;
-      own.chunks = entry.second.size() / layout::kChunkWords;
-      own.lost_events = contents.lost_events, own.lost_chunks = contents.lost_chunks;  // of all: the first one tells
-      contents.lost_events = contents.lost_chunks = 0;
-      const std::uint64_t number = writer_.launches();
-      if (!writer_.begin_records(*pending.device, own.chunks)) return;
-      if (!writer_.add_records(entry.second.data(), entry.second.size() * 4)) return;
-      std::lock_guard<std::mutex> lock(mutex_);
-      kernels_.count_recorded(*pending.group);
-      writer_.add_launch(number, *pending.group, own, nullptr, options_, true, entry.first);
-    }
-  }
-
   void finish_device(Device& device) {
     if (!device.error.empty() || driver_.cuCtxSetCurrent(device.context) != kSuccess) return;
-    if (replayed_.device == &device && !replays_taken_) {
+    if (graphs_.is_open() && graphs_.is_of(device)) {
       driver_.cuCtxSynchronize();
       std::unique_lock<std::mutex> lock(mutex_);
-      drain_replays(lock, true);
+      graphs_.drain(lock, true);
     }
     if (device.calibrators.first == nullptr || writer_.launches() == 0) return;
     if (device.calibrate(device.calibrators.first, device.stream)) {
@@ -477,16 +405,16 @@ class Session {
   std::condition_variable wake_, room_;  // something to drain; a slot is free
   std::thread drainer_;
   std::atomic<bool> stopped_{false};
-  bool on_, switched_on_ = false, ended_ = false, draining_ = false, replays_taken_ = false;
-  std::uint64_t window_end_ = ~0ull, matched_ = 0, kept_ = 0;
+  bool on_, switched_on_ = false, ended_ = false, draining_ = false;
+  std::uint64_t matched_ = 0, kept_ = 0;
   LeftOut left_out_;
   std::chrono::steady_clock::time_point looked_{};
   Kernels kernels_;
   std::map<Handle, std::unique_ptr<Device>> devices_;
   std::deque<Pending> queue_;
   std::vector<std::pair<Handle, Handle>> spare_;
-  Pending replayed_;
   Writer writer_;
+  Graphs graphs_;
 };
 
 }  // namespace host
