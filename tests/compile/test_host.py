@@ -379,3 +379,11 @@ def test_a_signal_switches_recording_on_and_off(built: Built, tmp_path: Path) ->
     grids = [entry["grid_id"] for entry in warplens.open(tmp_path / "run.wlens").manifest["launches"]]
     assert grids == list(range(grids[0], grids[-1] + 1))
     assert 4 < grids[0] < grids[-1] < launched
+
+
+def test_a_replay_that_finds_the_gpu_idle_ends_after_four_times_as_many(built: Built, tmp_path: Path) -> None:
+    options = ("--replay", "--rounds", "3", "--launch-count", "2")
+    done = record(built, tmp_path, "run", "9", options=options, CELL="1")
+    assert done.stdout.split()[:2] == ["33", "9"]
+    (kernel,) = warplens.open(tmp_path / "run.wlens").manifest["kernels"]
+    assert kernel["clean_ns"] is None

@@ -40,8 +40,8 @@ def find_nvdisasm() -> str | None:
 
 
 def find_tool(name: str) -> str | None:
-    """A tool of the toolkit: of a wheel (nvidia/cu13/bin, nvidia/cuda_nvdisasm/bin), of CUDA_HOME or CUDA_PATH, on PATH,
-    of /usr/local/cuda; None where there is none."""
+    """A tool of the toolkit: of a wheel (nvidia/cu13/bin, nvidia/cuda_nvdisasm/bin), of CUDA_HOME or CUDA_PATH, on
+    PATH, of /usr/local/cuda; None where there is none."""
     try:
         nvidia = importlib.import_module("nvidia")
     except ImportError:

@@ -103,7 +103,8 @@ class Replay {
   Replay(const Driver& driver, const Options& options, Device& device, const Launch& launch)
       : driver_(driver), options_(options), device_(device), launch_(launch) {}
 
-  // `launch_as(function)` launches a build; whether it could.
+  // `launch_as(function)` launches a build; whether it could. Until there are times of `rounds` of each; the GPU gets
+  // work first, while they are handed over: one that it waits for has the host's time, and does not count.
   template <class LaunchAs>
   void run(const Kernel& kernel, LaunchAs launch_as) {
     if (kernel.clean_function == nullptr) {
@@ -115,12 +116,18 @@ class Replay {
       why = saved.why;
       return;
     }
-    for (int i = 0; i < kHeadStart; ++i) device_.flush_l2(launch_.stream);
-    std::vector<Timed> timed(2 * options_.rounds);
-    for (std::size_t i = 0; i < timed.size() && why.empty(); ++i) {
-      timed[i].traced = (i + i / 2) % 2 == 1;  // clean, traced; traced, clean; ...
-      const void* build = timed[i].traced ? kernel.traced_function : kernel.clean_function;
-      if (!saved.restore(launch_.stream) || !one(timed[i], [&] { return launch_as(build); })) why = "a launch failed";
+    for (std::uint64_t i = 0; i < 8 + 2 * options_.rounds; ++i) device_.flush_l2(launch_.stream);
+    std::vector<Timed> timed;
+    std::uint64_t times[2] = {0, 0};
+    for (std::uint64_t i = 0; i < 8 * options_.rounds && why.empty(); ++i) {
+      const bool traced = (i + i / 2) % 2 == 1;  // clean, traced; traced, clean; ...
+      if (times[traced] >= options_.rounds) continue;
+      timed.emplace_back();
+      timed.back().traced = traced;
+      const void* build = traced ? kernel.traced_function : kernel.clean_function;
+      const bool well = saved.restore(launch_.stream) && one(timed.back(), [&] { return launch_as(build); });
+      times[traced] += timed.back().is_time;
+      if (!well) why = "a launch failed";
     }
     const bool whole = saved.restore(launch_.stream) && driver_.cuStreamSynchronize(launch_.stream) == kSuccess;
     if (!whole) why = "the memory that it wrote to could not be put back";
@@ -135,9 +142,6 @@ class Replay {
     Handle start = nullptr, stop = nullptr;
     bool traced = false, is_time = false;
   };
-  // Work for the GPU while the first launches are handed over: else it would wait for them, and times be the host's.
-  static constexpr int kHeadStart = 8;
-
   template <class LaunchOne>
   bool one(Timed& timed, LaunchOne launch_one) {
     for (Handle* event : {&timed.start, &timed.stop}) {
