@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import warplens
-from tests.host import EVENTS, Built, build, record, run
+from tests.host import EVENTS, NVTX, Built, build, record, run
 from warplens import layout
 
 pytestmark = pytest.mark.compile
@@ -292,6 +292,7 @@ def test_the_note_of_a_process_says_what_ran(built: Built, tmp_path: Path) -> No
             "recorded": 0,
             "matches": False,
             "other_grid": False,
+            "other_range": False,
             "without_marks": False,
         }
     ]
@@ -356,7 +357,21 @@ def test_the_source_of_sites_and_the_state_of_the_gpu_are_in_the_file(
 
 
 def test_a_signal_switches_recording_on_and_off(built: Built, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--signal", "USR1", "--rounds", "0", "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "warplens",
+        "record",
+        "-o",
+        "run.wlens",
+        "--signal",
+        "USR1",
+        "--rounds",
+        "0",
+        "-c",
+        "9999",
+        "--",
+    ]
     variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin")}
     with subprocess.Popen(
         [*command, built.program, "paced"],
@@ -368,17 +383,18 @@ def test_a_signal_switches_recording_on_and_off(built: Built, tmp_path: Path) ->
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
-        assert running.stdout.readline() == "ready\n"
         for state in ("on", "off"):
+            assert [running.stdout.readline() for _ in range(2)] == ["50 more\n"] * 2  # half a second at least
             running.send_signal(signal.SIGUSR1)
             assert running.stderr.readline() == f"warplens: recording is {state}\n"
-            time.sleep(0.3)
+        assert [running.stdout.readline() for _ in range(4)] == ["50 more\n"] * 4
+        time.sleep(1.0)
         (tmp_path / "enough").touch()
-        launched = int(running.communicate(timeout=30)[0].splitlines()[0])
+        launched = int(running.communicate(timeout=30)[0].splitlines()[-1])
     assert running.returncode == 0
     grids = [entry["grid_id"] for entry in warplens.open(tmp_path / "run.wlens").manifest["launches"]]
     assert grids == list(range(grids[0], grids[-1] + 1))
-    assert 4 < grids[0] < grids[-1] < launched
+    assert 100 < grids[0] < grids[-1] < launched - 50
 
 
 def test_a_replay_that_finds_the_gpu_idle_ends_after_four_times_as_many(built: Built, tmp_path: Path) -> None:
@@ -387,3 +403,29 @@ def test_a_replay_that_finds_the_gpu_idle_ends_after_four_times_as_many(built: B
     assert done.stdout.split()[:2] == ["33", "9"]
     (kernel,) = warplens.open(tmp_path / "run.wlens").manifest["kernels"]
     assert kernel["clean_ns"] is None
+
+
+def test_launches_are_chosen_by_the_nvtx_ranges_that_are_open(built: Built, tmp_path: Path) -> None:
+    if NVTX is None:
+        pytest.skip("no nvtx3/nvToolsExt.h below /usr/local/cuda*/include: it comes with the CUDA toolkit")
+    done = record(built, tmp_path, "ranges", options=("--nvtx-include", "^step [0-9]$", "--rounds", "0"))
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+    launches = warplens.open(tmp_path / "run.wlens").manifest["launches"]
+    assert [entry["grid_id"] for entry in launches] == [2, 3, 5, 6]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.wlens"]
+
+
+def test_a_program_without_nvtx_is_in_no_range(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "3", options=("--nvtx-include", "step"))
+    assert (done.returncode, done.stdout) == (5, "3\n")
+    assert "3  scale<true>  (outside of the ranges of --nvtx-include)" in done.stderr
+
+
+def test_another_listener_of_nvtx_and_a_missing_compiler_are_told(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "3", options=("--nvtx-include", "x"), NVTX_INJECTION64_PATH="/nsys.so")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "another tool listens to NVTX" in done.stderr
+    done = record(built, tmp_path, "run", "3", options=("--nvtx-include", "x"), PATH="/nowhere", CXX="")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "apt install g++" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads, paced
+//   threads, paced, ranges
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -15,6 +15,10 @@
 #include <thread>
 
 #include "warplens/detail/host_session.hpp"
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define WITH_NVTX
+#endif
 
 extern "C" void fake_set_capturing(int on);
 extern "C" void fake_set_context(void* value);
@@ -154,9 +158,34 @@ int main(int argc, char** argv) {
   } else if (mode == "paced") {  // until there is a file `enough`, of which its parent decides
     for (int i = 0; access("enough", F_OK) != 0; ++i) {
       launch();
-      if (i == 3) std::puts("ready"), std::fflush(stdout);
+      if (i % 50 == 49) std::puts("50 more"), std::fflush(stdout);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
+#ifdef WITH_NVTX
+  } else if (mode == "ranges") {
+    launch();
+    nvtxRangePushA("step 1");
+    launch();
+    nvtxRangePushA("inner");
+    launch();
+    nvtxRangePop();
+    nvtxRangePop();
+    nvtxRangePushW(L"other");
+    launch();
+    nvtxRangePop();
+    const nvtxRangeId_t range = nvtxRangeStartA("step 2");
+    std::thread([&] { fake_set_context(&contexts[0]), launch(); }).join();
+    nvtxRangeEnd(range);
+    const nvtxDomainHandle_t domain = nvtxDomainCreateA("layers");
+    nvtxEventAttributes_t named = {};
+    named.version = NVTX_VERSION, named.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+    named.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+    named.message.registered = nvtxDomainRegisterStringA(domain, "step 3");
+    nvtxDomainRangePushEx(domain, &named);
+    launch();
+    nvtxDomainRangePop(domain);
+    launch();
+#endif
   } else if (mode == "threads") {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {

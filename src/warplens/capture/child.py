@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from warplens.capture.request import VARIABLE
@@ -64,12 +65,18 @@ def environment(text: str) -> dict[str, str]:
     return {**os.environ, VARIABLE: text, "PYTHONPATH": site + (os.pathsep + before if before else "")}
 
 
-def run(command: list[str], text: str, timeout_s: float | None = None, watch: Watch | None = None) -> Ending:
-    """Run `command` to its end. Raises UsageError where it cannot be started."""
+def run(
+    command: list[str],
+    text: str,
+    timeout_s: float | None = None,
+    watch: Watch | None = None,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> Ending:
+    """Run `command` to its end; `more`: variables for it. Raises UsageError where it cannot be started."""
     watch = watch or Watch()
     with _patient(watch) as forward:
         try:
-            child = subprocess.Popen(command, env=environment(text), close_fds=False)
+            child = subprocess.Popen(command, env={**environment(text), **more}, close_fds=False)
         except OSError as error:
             raise UsageError(f"cannot run {command[0]}: {error.strerror or error}") from error
         forward.append(child)

@@ -26,6 +26,7 @@ from warplens.capture.builds import Build
 from warplens.capture.calibrate import Calibrator
 from warplens.capture.cuda import CudaKernel
 from warplens.capture.library import Dim3
+from warplens.capture.nvtx import range_question
 from warplens.capture.options import RecordOptions, stream_handle
 from warplens.capture.replay import Saved
 from warplens.capture.request import SWITCH, Asked, Request, rank_of
@@ -81,6 +82,8 @@ class LaunchRecorder:
         self._flushes: dict[int, driver.DeviceMemory] = {}
         self.sources: dict[str, str] = {}
         self.other_grids: set[str] = set()
+        self.other_ranges: set[str] = set()
+        self._in_range = None if asked.request.nvtx_include is None else range_question()
         self.left_out: dict[str, int] = {}
         self.ran: dict[str, list[int]] = {}
         self._pattern = re.compile(asked.request.kernels or "")
@@ -128,6 +131,9 @@ class LaunchRecorder:
             return None
         if self.request.grids is not None and shape[0] not in self.request.grids:
             self.other_grids.add(kernel.name)
+            return None
+        if self._in_range is not None and not self._in_range():
+            self.other_ranges.add(kernel.name)
             return None
         self._matched += 1
         if self._matched <= self.request.launch_skip or self._kept >= self.request.launch_count:
@@ -335,6 +341,7 @@ class LaunchRecorder:
                 "recorded": kept,
                 "matches": bool(self._pattern.search(name)),
                 "other_grid": name in self.other_grids,
+                "other_range": name in self.other_ranges,
             }
             for name, (seen, kept) in self.ran.items()
         ]

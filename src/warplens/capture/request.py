@@ -38,6 +38,8 @@ class Request:
 
     - kernels: a POSIX extended regular expression that is searched for in a kernel's name; None is all.
     - grids: launches with one of these grids (x, y, z) only; None is all.
+    - nvtx_include: launches within an NVTX range alone, pushed by their thread or started by any, in whose name this
+      expression is found. Of the command alone.
     - launch_skip: launches of such kernels, in each process, that are left out first.
     - launch_count: launches that are recorded then, in each process.
     - rounds: launches of each kernel and shape that run the build without marks, in turn with recorded ones, to compare
@@ -70,6 +72,7 @@ class Request:
     blocks: tuple[int, ...] | None = None
     warps: tuple[int, ...] | None = None
     grids: tuple[tuple[int, int, int], ...] | None = None
+    nvtx_include: str | None = None
     policy: str = "auto"
     keep: str = "oldest"
     cold_l2: bool = False
@@ -91,7 +94,8 @@ class Request:
             raise UsageError(f"a capacity of {self.capacity_bytes:,} bytes: expected 1 MiB to 16 GiB")
         if self.every_block >= 1 << 32:
             raise UsageError(f"every_block is {self.every_block}: below 2^32 was expected")
-        _check_pattern(self.kernels)
+        _check_pattern("kernels", self.kernels)
+        _check_pattern("nvtx_include", self.nvtx_include)
         for name, below in (("blocks", 1 << 26), ("warps", 32)):
             numbers = getattr(self, name)
             if numbers is None:
@@ -133,17 +137,17 @@ class Request:
         return 0xFFFFFFFF if self.warps is None else sum(1 << warp for warp in set(self.warps))
 
 
-def _check_pattern(pattern: str | None) -> None:
+def _check_pattern(name: str, pattern: str | None) -> None:
     if pattern is None:
         return
     found = _NOT_POSIX.search(pattern)
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"kernels is {pattern!r}, which is no regular expression: {error}") from error
+        raise UsageError(f"{name} is {pattern!r}, which is no regular expression: {error}") from error
     if found:
         raise UsageError(
-            f"kernels is {pattern!r}: {found[0]!r} is not known to POSIX extended expressions, which programs in C++ "
+            f"{name} is {pattern!r}: {found[0]!r} is not known to POSIX extended expressions, which programs in C++ "
             "read too; write [0-9] for \\d and a plain group for (?:"
         )
 
@@ -151,6 +155,7 @@ def _check_pattern(pattern: str | None) -> None:
 def to_text(request: Request, folder: str, *, host: str | None = None, command: list[str] | None = None) -> str:
     """The variable's text. `folder`: where processes leave their files, absolute. UsageError when it is too long."""
     keys: dict[str, Any] = {"version": VERSION, "folder": folder, "kernels": request.kernels or ""}
+    keys["nvtx_include"] = request.nvtx_include or ""
     keys |= {name: getattr(request, name) for name in ("launch_skip", "launch_count", "rounds", "capacity_bytes")}
     keys |= {"every_block": request.every_block, "warp_mask": request.warp_mask, "paused": int(request.paused)}
     keys |= {"switched": int(request.signal is not None), "source": int(request.source)}
@@ -175,6 +180,7 @@ _SHORTER: Final = {
     "blocks": "name fewer, or record every n-th",
     "note": "shorten it",
     "kernels": "shorten the expression",
+    "nvtx_include": "shorten the expression",
     "command": "do not ask for it, or shorten the program's arguments",
     "folder": "choose a place with a shorter path",
 }
@@ -210,6 +216,7 @@ def from_text(text: str) -> Asked | None:
             blocks=tuple(map(int, keys["blocks"].split(","))) if keys["blocks"] else None,
             warps=None if mask == 0xFFFFFFFF else tuple(warp for warp in range(32) if mask >> warp & 1),
             grids=_grids(keys["grids"]),
+            nvtx_include=keys["nvtx_include"] or None,
             policy=keys["policy"],
             keep=keys["keep"],
             cold_l2=bool(int(keys["cold_l2"])),

@@ -61,6 +61,7 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("--blocks", callback=number_list, metavar="N,N-M", help="Record these blocks only.")
 @click.option("--warps", callback=number_list, metavar="N,N-M", help="Record these warps of a block only.")
 @click.option("--grids", callback=grid_list, metavar="X[xY[xZ]],...", help="Only launches with one of these grids.")
+@click.option("--nvtx-include", metavar="REGEX", help="Only launches within an NVTX range in whose name this is found.")
 @click.option("--policy", type=click.Choice(POLICIES), default="auto", help="Record only with this storage policy.")
 @click.option("--keep", type=click.Choice(KEEPS), default="oldest", help="Records that stay where not all fit.")
 @click.option("--cold-l2", is_flag=True, help="Empty the L2 cache before each launch that is recorded or timed.")
@@ -83,6 +84,7 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     """
     from warplens.capture.child import command_line, run
     from warplens.capture.notes import read_notes, recorded_files
+    from warplens.capture.nvtx import build
     from warplens.capture.request import Request, rank_of, to_text
     from warplens.cli.watching import watch
 
@@ -99,7 +101,8 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
         host = platform.node() if request.host else None
         text = to_text(request, str(folder), host=host, command=command if request.command else None)
         watched = watch(folder, request.signal, on_terminal=sys.stderr.isatty())
-        ending = run(command, text, request.timeout_s, watched)
+        more = build(folder) if request.nvtx_include else {}
+        ending = run(command, text, request.timeout_s, watched, more)
         if ending.why:
             click.echo(f"{visible(command[0])}: {ending.why}", err=True)
         notes, files = read_notes(folder), recorded_files(folder)
@@ -177,6 +180,7 @@ def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
     counts: dict[tuple[str, str], int] = {}
     for kernel in seen:
         why = "other grids than --grids" if kernel.get("other_grid") else ""
+        why = "outside of the ranges of --nvtx-include" if kernel.get("other_range") else why
         why = why if kernel.get("matches") else "does not match -k"
         why = "has no marks that ran" if kernel.get("without_marks") else why
         key = str(kernel.get("name")), why

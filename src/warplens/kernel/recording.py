@@ -112,9 +112,11 @@ class record:  # noqa: N801  (used as a function is)
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.path = Path(path)
         self.request = Request.of(options)
-        of_command = self.request.timeout_s, self.request.signal, self.request.host, self.request.command
-        if any(of_command):
-            raise UsageError("timeout_s, signal, host and command are options of the command `warplens record` alone")
+        request = self.request
+        if any((request.timeout_s, request.signal, request.nvtx_include, request.host, request.command)):
+            raise UsageError(
+                "timeout_s, signal, nvtx_include, host and command are options of the command `warplens record` alone"
+            )
         self.trace: Trace | None = None
         self.ran: dict[str, tuple[int, int]] = {}
         self._recorder: LaunchRecorder | None = None

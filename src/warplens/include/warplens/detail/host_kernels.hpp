@@ -75,6 +75,7 @@ class Kernels {
       out.push_back("{\"name\":" + json_text(kernel.name) + ",\"launches\":" + std::to_string(kernel.launches) +
                     ",\"recorded\":" + std::to_string(kernel.recorded) + ",\"matches\":" +
                     (kernel.matches ? "true" : "false") + ",\"other_grid\":" + (kernel.other_grid ? "true" : "false") +
+                    ",\"other_range\":" + (kernel.other_range ? "true" : "false") +
                     ",\"without_marks\":" + (kernel.silent ? "true" : "false") + "}");
     }
     return out;

@@ -60,8 +60,9 @@ struct Shape {
 // A kernel that the program launched.
 struct Kernel {
   std::string name;
-  bool matches = false, other_grid = false;  // other_grid: only with grids that are not asked for
-  bool silent = false;                       // it was recorded once and wrote nothing
+  bool matches = false;
+  bool other_grid = false, other_range = false;  // launched with grids, or in NVTX ranges, that are not asked for
+  bool silent = false;                           // it was recorded once and wrote nothing
   std::uint64_t launches = 0, recorded = 0;
   Handle traced = nullptr, clean = nullptr;  // clean: nullptr where none is known
   const void *traced_function = nullptr, *clean_function = nullptr;

@@ -70,7 +70,7 @@ struct Options {
   bool switched = false;  // on while the file `on` is in the folder
   bool replay = false, cold_l2 = false, with_source = true;
   std::string folder;  // where the process leaves its file
-  std::string kernels, policy = "auto", keep = "oldest";
+  std::string kernels, nvtx_include, policy = "auto", keep = "oldest";
   std::string note = "null", host = "null", command = "null";  // JSON, as they stand in the manifest
   std::uint64_t skip = 0, count = 0, rounds = 0, capacity_bytes = 0;
   std::uint32_t every_block = 1, warp_mask = 0xffffffffu;
@@ -88,6 +88,7 @@ struct Options {
     if (number("version", 0) != kRequestVersion) return;
     folder = keys["folder"];
     kernels = keys["kernels"];
+    nvtx_include = keys["nvtx_include"];
     for (auto& text :
          {std::make_pair("note", &note), std::make_pair("host", &host), std::make_pair("command", &command)}) {
       if (keys.count(text.first) != 0) *text.second = keys[text.first];

@@ -42,6 +42,10 @@ class Session {
       kernel.other_grid = true;
       return {};
     }
+    if (!options_.nvtx_include.empty() && !in_range()) {
+      kernel.other_range = true;
+      return {};
+    }
     if (options_.keep != "oldest" || (options_.policy != "auto" && options_.policy != launch.unit->policy)) {
       ++left_out_.compiled_otherwise;
       return {};
@@ -168,6 +172,16 @@ class Session {
         writer_(options),
         graphs_(driver, options, kernels_, writer_, left_out_) {
     if (driver_.missing != nullptr) ended_ = true;
+  }
+
+  // Of NVTX; the library that knows has been loaded once a range was opened (nvtx_ranges.cpp).
+  bool in_range() {
+    if (ask_range_ == nullptr) {
+      const char* path = std::getenv("NVTX_INJECTION64_PATH");
+      void* library = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : nullptr;
+      if (library != nullptr) ask_range_ = reinterpret_cast<int (*)()>(dlsym(library, "warplens_in_range"));
+    }
+    return ask_range_ != nullptr && ask_range_() != 0;
   }
 
   void switch_to(bool on) {
@@ -408,6 +422,7 @@ class Session {
   bool on_, switched_on_ = false, ended_ = false, draining_ = false;
   std::uint64_t matched_ = 0, kept_ = 0;
   LeftOut left_out_;
+  int (*ask_range_)() = nullptr;
   std::chrono::steady_clock::time_point looked_{};
   Kernels kernels_;
   std::map<Handle, std::unique_ptr<Device>> devices_;
