@@ -7,11 +7,10 @@ Polars is imported when a `Trace` is asked for, not while the program runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from warplens.capture.options import RecordOptions
 from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
 from warplens.errors import SitesError
 from warplens.instrument import Selection
@@ -64,7 +63,7 @@ def record(
     sites: str | None = None,
     capacity_bytes: int = 256 << 20,
     every_block: int = 1,
-    warps: Sequence[int] | None = None,
+    warp_mask: int = 0xFFFFFFFF,
     note: str | None = None,
 ) -> Iterator[Recorded]:
     """Record the Triton kernels that are launched in the block.
@@ -74,8 +73,7 @@ def record(
     - level: "coarse" marks waits outside of loops, "waits" all of them, "all" arrivals, issues and fences too.
     - sites: regular expression that a site's name must hold, such as "matmul.py:29" or "mbarrier".
     - capacity_bytes: device memory for records; events that find no space are counted as lost.
-    - every_block: record every n-th block only.
-    - warps: record these warps of a block only; None is all.
+    - every_block: record every n-th block only; warp_mask: bit w records warp w of a block.
     - note: kept in the trace.
 
     Kernels are compiled anew with marks, apart from the clean ones; afterwards all is as it was. What cannot be
@@ -92,7 +90,7 @@ def record(
         selection=Selection(level, sites),
         capacity_bytes=capacity_bytes,
         every_block=every_block,
-        warp_mask=RecordOptions(warps=None if warps is None else tuple(warps)).warp_mask,
+        warp_mask=warp_mask,
         note=note,
     )
     recorded = Recorded(TritonCapture(options))

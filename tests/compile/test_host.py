@@ -215,9 +215,12 @@ def test_ctrl_c_ends_the_program_and_keeps_what_there_is(built: Built, tmp_path:
     assert launches_of(tmp_path / "run.wlens") == 3
 
 
-def test_a_full_disk_stops_the_recording_alone(built: Built, tmp_path: Path) -> None:
-    # A limit on a file's size is what can be had without mounting anything: 3 launches are 12 chunks of 128 bytes each.
-    limited = f"ulimit -f 4; trap '' XFSZ; exec {built.program} _exit 40"
+@pytest.mark.parametrize(("blocks", "is_kept"), [(4, False), (64, True)])
+def test_a_full_disk_stops_the_recording_alone_and_what_was_complete_is_kept(
+    blocks: int, is_kept: bool, built: Built, tmp_path: Path
+) -> None:
+    # A limit on a file's size: what can be had without mounting. A launch is 12 chunks of 128 bytes and more.
+    limited = f"ulimit -f {blocks}; trap '' XFSZ; exec {built.program} _exit 40"
     command = [
         sys.executable,
         "-m",
@@ -235,10 +238,15 @@ def test_a_full_disk_stops_the_recording_alone(built: Built, tmp_path: Path) -> 
     done = run(built, tmp_path, command)
     assert done.returncode == 5  # the program's own
     assert "is not recorded further: cannot write" in done.stderr
+    if is_kept:
+        assert 1 <= launches_of(tmp_path / "run.wlens") < 40
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(built: Built, tmp_path: Path) -> None:
-    place = tmp_path / "none" / "run.wlens"
+@pytest.mark.parametrize("folder", ["none", "/proc"])  # not there; read-only, for root too
+def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(
+    folder: str, built: Built, tmp_path: Path
+) -> None:
+    place = tmp_path / folder / "run.wlens"
     command = [sys.executable, "-m", "warplens", "record", "-o", str(place), "--", built.program, "run", "3"]
     done = run(built, tmp_path, command)
     assert done.returncode == 3

@@ -80,7 +80,7 @@ class LaunchRecorder:
         self.on = not (asked.request.paused or asked.switched)
         self._looked_s, self._switched_on = -1.0, False
         self._flushes: dict[int, driver.DeviceMemory] = {}
-        self.sources: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
         self.other_grids: set[str] = set()
         self.other_ranges: set[str] = set()
         self._in_range = None if asked.request.nvtx_include is None else range_question()
@@ -177,7 +177,8 @@ class LaunchRecorder:
         arena.choose(stream, blocks=wanted.blocks, every_block=wanted.every_block, warp_mask=wanted.warp_mask)
         entry |= {"audit": not_audited("recorded in a program"), "site_set": kernel.site_sets[0]["name"]}
         entry |= {"clean_ns": [], "traced_ns": []}
-        self.sources[kernel.filename] = kernel.source
+        if request.source:
+            self._sources[kernel.filename] = kernel.source
         self._calibrate(kernel, stream)
         return _Group(kernel, shape, wanted, arena, traced, clean, entry, len(self.entries()))
 
@@ -277,7 +278,7 @@ class LaunchRecorder:
         self.keep.add(self.manifest(), launch, group.entry, drained)
 
     def finish(self) -> dict[str, Any]:
-        """Read what is outstanding; the manifest, without launches, which `keep` got."""
+        """Read what is outstanding; the manifest, without launches, which `keep` got. Its `sources`: texts by path."""
         for group in filter(None, self._groups.values()):
             try:
                 self._drain(group)
@@ -293,7 +294,7 @@ class LaunchRecorder:
                 self._calibration.append(calibrator.read(calibrator.begin(0), "after", 0))
         except DeviceError as error:
             self._leave_out(f"the calibration at the end: {error}")
-        return {**self.manifest(), "complete": True, "kernels": self.entries()}
+        return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}
 
     def _settle(self, group: _Group) -> None:
         entry = group.entry

@@ -19,7 +19,6 @@ from warplens.capture.request import VARIABLE, Asked, Request, from_text
 from warplens.errors import FileError, RecordingError, UsageError
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
-from warplens.trace.file import choose_sources
 from warplens.trace.part import PartWriter
 
 
@@ -74,17 +73,11 @@ def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> Non
     if os.getpid() != recorder.pid:
         return
     try:
-        _finish_part(keep, recorder)
+        keep.part.finish(recorder.finish())
         note = Path(asked.folder) / f"{recorder.pid}-{_NOTE_NUMBER}.json"
         note.write_text(json.dumps({**recorder.note(), "failed": keep.failed}), encoding="utf-8")
     except (FileError, RecordingError, OSError) as error:
         sys.stderr.write(f"warplens: the recording of this process ({recorder.pid}) is cut off: {error}\n")
-
-
-def _finish_part(keep: _Parts, recorder: LaunchRecorder) -> Path | None:
-    manifest = recorder.finish()
-    sources, left_out = choose_sources(recorder.sources if recorder.request.source else {})
-    return keep.part.finish(manifest | ({"sources_left_out": left_out} if left_out else {}), sources)
 
 
 _NOTE_NUMBER = 9999
@@ -148,7 +141,7 @@ class record:  # noqa: N801  (used as a function is)
         recorder, _active = self._recorder, None
         assert recorder is not None
         with self._folder:
-            whole = _finish_part(self._keep, recorder)
+            whole = self._keep.part.finish(recorder.finish())
             self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()}
             if whole is None:
                 return

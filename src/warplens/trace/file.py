@@ -24,7 +24,7 @@ import numpy.typing as npt
 from warplens import layout
 from warplens.decode.manifest import check
 from warplens.errors import FileError, FormatError, VersionError
-from warplens.trace.part import assemble
+from warplens.trace.part import MAX_SOURCES_BYTES, assemble, choose_sources
 from warplens.trace.recover import recover_members
 from warplens.trace.whole import whole_file
 
@@ -32,7 +32,6 @@ U32 = npt.NDArray[np.uint32]
 T = TypeVar("T")
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
-MAX_SOURCES_BYTES: Final = 1 << 20
 MAX_MEMBER_BYTES: Final = 16 << 30
 FREE_EXPANSION_BYTES: Final = 64 << 20
 DEFLATED_TABLE_BYTES: Final = 1 << 16
@@ -142,19 +141,6 @@ def read_file(path: str | os.PathLike[str]) -> FileContents:
         tables=Members(sorted(tables), lambda name: read(tables[name], MAX_MEMBER_BYTES)),
         sources=Members(sorted(sources), lambda p: read(sources[p], MAX_SOURCES_BYTES).decode("utf-8", "replace")),
     )
-
-
-def choose_sources(sources: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Those that fit into a file, by path, and the paths of others."""
-    kept, left_out, room = {}, [], MAX_SOURCES_BYTES
-    for path, text in sources.items():
-        size = len(text.encode("utf-8", "replace"))
-        if size <= room:
-            kept[path] = text
-            room -= size
-        else:
-            left_out.append(path)
-    return kept, left_out
 
 
 def _write_members(

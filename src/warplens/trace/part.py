@@ -22,6 +22,7 @@ from warplens.errors import FileError
 LAUNCH: Final = re.compile(r"launches/\d{1,9}\.json")
 MAX_LAUNCH_BYTES: Final = 1 << 20
 MAX_KERNELS: Final = 1 << 16
+MAX_SOURCES_BYTES: Final = 1 << 20
 
 
 def assemble(manifest: dict[str, Any], names: Collection[str], read: Callable[[str, int], bytes]) -> dict[str, Any]:
@@ -43,6 +44,19 @@ def assemble(manifest: dict[str, Any], names: Collection[str], read: Callable[[s
     renumbered = {index: new for new, index in enumerate(known)}
     launches = [{**entry, "kernel": renumbered[entry["kernel"]]} for entry in launches]
     return {**manifest, "kernels": [kernels[index] for index in known], "launches": launches, "complete": False}
+
+
+def choose_sources(sources: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Those that fit into a file, by path, and the paths of others."""
+    kept, left_out, room = {}, [], MAX_SOURCES_BYTES
+    for path, text in sources.items():
+        size = len(text.encode("utf-8", "replace"))
+        if size <= room:
+            kept[path] = text
+            room -= size
+        else:
+            left_out.append(path)
+    return kept, left_out
 
 
 class PartWriter:
@@ -78,8 +92,8 @@ class PartWriter:
         self._write(f"launches/{number:06d}.json", json.dumps({"launch": entry, "kernel": kernel}).encode())
         self._launches.append(entry)
 
-    def finish(self, manifest: dict[str, Any], sources: Mapping[str, str] | None = None) -> Path | None:
-        """Give the file its manifest, source texts by path and its name; None where nothing was added."""
+    def finish(self, manifest: dict[str, Any]) -> Path | None:
+        """Give the file its manifest, whose `sources` are texts by path, and its name; None where nothing was added."""
         archive, self._zip = self._zip, None
         if archive is None or not self._launches:
             if archive is not None:
@@ -91,8 +105,11 @@ class PartWriter:
                 kept = [own for own in archive.filelist if own.filename.startswith("records/")]
                 archive.filelist[:] = kept
                 archive.NameToInfo = {own.filename: own for own in kept}
+                sources, left_out = choose_sources(manifest.get("sources") or {})
                 facts = {**manifest, "launches": self._launches, "sources": []}
-                for path, text in (sources or {}).items():
+                if left_out:
+                    facts["sources_left_out"] = left_out
+                for path, text in sources.items():
                     member = f"source/{len(facts['sources'])}.txt"
                     archive.writestr(member, text)
                     facts["sources"].append({"path": path, "member": member})

@@ -192,6 +192,18 @@ inline std::string trimmed(const std::string& text) {
   return first == std::string::npos ? "" : text.substr(first, last - first + 1);
 }
 
+inline std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> out(1);
+  for (const char c : text) {
+    if (c == at) {
+      out.emplace_back();
+    } else {
+      out.back() += c;
+    }
+  }
+  return out;
+}
+
 // The manifest's entry of a set, from the text that WARPLENS_SITES made: as capture/modules.py reads it.
 inline std::string site_set_entry(const SiteSet& set) {
   const auto parts = split(set.text, '\x1d');

@@ -37,18 +37,6 @@ inline std::string decode_percent(const std::string& text) {
   return out;
 }
 
-inline std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> out(1);
-  for (const char c : text) {
-    if (c == at) {
-      out.emplace_back();
-    } else {
-      out.back() += c;
-    }
-  }
-  return out;
-}
-
 inline std::map<std::string, std::string> parse_request(const char* text) {
   std::map<std::string, std::string> out;
   const char* at = text;
@@ -113,9 +101,12 @@ struct Options {
       if (end == at) break;
       at = *end == ',' ? end + 1 : end;
     }
-    for (const std::string& grid : split(keys["grids"], ',')) {
-      std::array<unsigned, 3> sizes = {0, 1, 1};
-      if (std::sscanf(grid.c_str(), "%ux%ux%u", &sizes[0], &sizes[1], &sizes[2]) > 0) grids.push_back(sizes);
+    std::array<unsigned, 3> sizes;
+    int length = 0;
+    for (const char* at = keys["grids"].c_str();
+         std::sscanf(at, "%ux%ux%u%n", &sizes[0], &sizes[1], &sizes[2], &length) == 3; at += *at == ',') {
+      grids.push_back(sizes);
+      at += length;
     }
     wanted = !folder.empty() && every_block > 0;
   }
