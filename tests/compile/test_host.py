@@ -437,3 +437,23 @@ def test_another_listener_of_nvtx_and_a_missing_compiler_are_told(built: Built, 
     assert (done.returncode, done.stdout) == (5, "")
     assert "apt install g++" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_graphs_with_several_shapes_the_first_is_recorded_and_the_others_run_without_marks(
+    built: Built, tmp_path: Path
+) -> None:
+    done = record(built, tmp_path, "graphs", "101", options=("--launch-skip", "50", "--launch-count", "3"))
+    assert done.stdout == "202\n"
+    assert "not recorded: 1 captured launches of another kernel, shape or GPU" in done.stderr
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert [entry["replay"] for entry in trace.manifest["launches"]] == [50, 51, 52]
+    assert trace.launches["grid_x"].to_list() == [6, 6, 6]
+    assert launches_of(tmp_path / "run.wlens") == 3
+
+
+def test_of_graphs_with_several_shapes_nothing_is_recorded_where_all_builds_have_marks(
+    built: Built, tmp_path: Path
+) -> None:
+    done = record(built, tmp_path, "graphs", "101", NO_PAIR="1")
+    assert (done.returncode, done.stdout) == (5, "202\n")
+    assert "not recorded: replays of graphs: kernels or shapes differ" in done.stderr

@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads, paced, ranges
+//   threads, paced, ranges, graphs
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -47,7 +47,7 @@ struct ThisUnit : Unit {
 } unit;
 
 std::vector<char> chunks;
-unsigned result = 0, grid_id = 0, grid_x = 6;
+unsigned result = 0, grid_id = 0, grid_x = 6, counted = 0;
 
 std::uint32_t& word(unsigned long long address) { return *reinterpret_cast<std::uint32_t*>(address); }
 
@@ -56,6 +56,7 @@ void run_kernel(bool traced) {
   ++result;
   ++grid_id;
   ++fake_cell[0];
+  counted += traced;
   const layout::Descriptor to = symbol;
   if (!traced || to.control == 0) return;
   std::uint32_t launch = grid_id;
@@ -142,7 +143,17 @@ int main(int argc, char** argv) {
     launch();
     fake_set_capturing(0);
     for (int i = 1; i < launches; ++i) run_kernel(true);  // replays, which no call announces
-  } else if (mode == "window") {                          // launches and replays: 10 before, 6 within, 10 behind
+  } else if (mode == "graphs") {                          // two, of different grids
+    const char* kernel = std::getenv("NO_PAIR") == nullptr ? kClean : kTraced;
+    fake_set_capturing(1);
+    launch(kernel);
+    const unsigned marked = counted;
+    grid_x = 12;
+    launch(kernel);
+    fake_set_capturing(0);
+    const bool other_is_traced = counted != marked;
+    for (int i = 1; i < launches; ++i) run_kernel(true), run_kernel(other_is_traced);
+  } else if (mode == "window") {  // launches and replays: 10 before, 6 within, 10 behind
     const bool captured = std::getenv("CAPTURED") != nullptr;
     const auto some = [&](int count) {
       for (int i = 0; i < count; ++i) captured ? run_kernel(true) : launch();

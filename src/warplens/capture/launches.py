@@ -77,7 +77,7 @@ class LaunchRecorder:
     def __init__(self, asked: Asked, keep: Keep) -> None:
         self.asked, self.request, self.keep = asked, asked.request, keep
         self.pid = os.getpid()
-        self.on = not (asked.request.paused or asked.switched)
+        self.on = not asked.request.paused
         self._looked_s, self._switched_on = -1.0, False
         self._flushes: dict[int, driver.DeviceMemory] = {}
         self._sources: dict[str, str] = {}

@@ -158,6 +158,8 @@ def to_text(request: Request, folder: str, *, host: str | None = None, command: 
     keys["nvtx_include"] = request.nvtx_include or ""
     keys |= {name: getattr(request, name) for name in ("launch_skip", "launch_count", "rounds", "capacity_bytes")}
     keys |= {"every_block": request.every_block, "warp_mask": request.warp_mask, "paused": int(request.paused)}
+    if request.signal is not None:
+        keys["paused"] = 1
     keys |= {"switched": int(request.signal is not None), "source": int(request.source)}
     keys |= {"policy": request.policy, "keep": request.keep}
     keys |= {"cold_l2": int(request.cold_l2), "replay": int(request.replay)}

@@ -84,7 +84,7 @@ def test_grids_may_leave_out_their_last_sizes() -> None:
 def test_a_signal_arrives_as_a_switch() -> None:
     asked = from_text(to_text(Request(signal="USR1"), "/x"))
     assert asked is not None
-    assert (asked.switched, asked.request.signal) == (True, None)
+    assert (asked.switched, asked.request.paused, asked.request.signal) == (True, True, None)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "version=2&folder=x", "version=1&folder=x&warp_mask=x"])

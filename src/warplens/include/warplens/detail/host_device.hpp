@@ -164,9 +164,7 @@ class Device {
 
   // Puts other data into the L2 cache, in `stream`.
   bool flush_l2(Handle stream) {
-    const std::size_t size = 2 * static_cast<std::size_t>(attribute(kAttributeL2Bytes));
-    if (flushed_ == 0 && driver_.cuMemAlloc_v2(&flushed_, size) != kSuccess) return false;
-    return driver_.cuMemsetD8Async(flushed_, 0, size, stream) == kSuccess;
+    return make_flushed() && driver_.cuMemsetD8Async(flushed_, 0, flushed_bytes(), stream) == kSuccess;
   }
 
   std::string pci_address() const {
@@ -230,8 +228,12 @@ class Device {
       slots_[i].descriptor = reinterpret_cast<layout::Descriptor*>(descriptors + 64 * i);
       if (!make_slot(slots_[i], static_cast<std::uint32_t>(chunks))) return false;
     }
+    if (options_.cold_l2 && !make_flushed()) return false;
     return driver_.cuStreamSynchronize(stream) == kSuccess;
   }
+
+  std::size_t flushed_bytes() const { return 2 * static_cast<std::size_t>(attribute(kAttributeL2Bytes)); }
+  bool make_flushed() { return flushed_ != 0 || driver_.cuMemAlloc_v2(&flushed_, flushed_bytes()) == kSuccess; }
 
   // What a control block holds before its launch.
   bool make_fresh(std::uint32_t chunks) {

@@ -1,7 +1,9 @@
 // Captured launches: nothing may be put beside a node of a graph, so the descriptor of its file stays on, in a slot
-// that counts launches, and a window of them is recorded when the graph is replayed. In: launches as they are captured,
-// and when recording is switched. Out: the launches of the window, to the writer. Launches are counted by their blocks,
-// so this holds for one kernel and shape; with more, none is recorded.
+// that counts launches, and a window of them is recorded when the graph is replayed.
+//
+// In: launches as they are captured, and when recording is switched. Out: the launches of the window, to the writer.
+// Launches are counted by their blocks, so this holds for one kernel and shape: the first one that is captured. Others
+// run the build without marks; where there is none, nothing is recorded.
 #ifndef WARPLENS_DETAIL_HOST_GRAPHS_HPP
 #define WARPLENS_DETAIL_HOST_GRAPHS_HPP
 
@@ -37,6 +39,10 @@ class Graphs {
       driver_.cuMemcpyHtoDAsync_v2(symbol, slot->descriptor, sizeof *slot->descriptor, device.stream);
       driver_.cuStreamSynchronize(device.stream);
     } else if (device_ != &device || group_ != &kernels_.group_of(launch, kernel)) {
+      if (kernel.clean != nullptr) {
+        ++left_out_.other_captured;
+        return unrecorded(launch, kernel);
+      }
       if (!left_out_.mixed_graphs) device_->set_window(*slot_, 0, 0);
       left_out_.mixed_graphs = true;
     }

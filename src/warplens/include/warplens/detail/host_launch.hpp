@@ -109,7 +109,7 @@ struct Decision {
 
 // Launches that were not recorded though they were asked for, by reason.
 struct LeftOut {
-  std::uint64_t overlapped = 0, mixed = 0, crowded = 0, compiled_otherwise = 0, partial = 0;
+  std::uint64_t overlapped = 0, mixed = 0, crowded = 0, compiled_otherwise = 0, partial = 0, other_captured = 0;
   bool mixed_graphs = false;
   std::vector<std::string> not_replayed;
 
@@ -123,8 +123,12 @@ struct LeftOut {
     say(crowded, "launches that found no memory free within 2 s");
     say(compiled_otherwise, "launches of code that was compiled for another policy, or of which the newest was asked");
     say(partial, "replays that were under way when recording was switched on or off");
+    say(other_captured,
+        "captured launches of another kernel, shape or GPU than the first: one is recorded; -k and --grids choose it");
     for (const std::string& why : not_replayed) out.push_back("replays of " + why);
-    if (mixed_graphs) out.push_back("replays of graphs: kernels or shapes differ, and replays are counted by blocks");
+    if (mixed_graphs)
+      out.push_back(
+          "replays of graphs: kernels or shapes differ, and without WARPLENS_PAIR their marks cannot be told apart");
     return out;
   }
 };

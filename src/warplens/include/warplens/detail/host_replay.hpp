@@ -111,6 +111,7 @@ class Replay {
       why = "no clean kernel is known: WARPLENS_PAIR(traced, clean) names one";
       return;
     }
+    const Relaxed relaxed(driver_);  // another thread may be capturing
     Saved saved(driver_);
     if (!saved.save(launch_.kernel, launch_.arguments, device_.number, launch_.stream)) {
       why = saved.why;

@@ -40,11 +40,11 @@ class Session {
     if (!kernel.matches || kernel.silent) return {};
     if (!options_.takes(launch.shape.grid)) {
       kernel.other_grid = true;
-      return {};
+      return unrecorded(launch, kernel);
     }
     if (!options_.nvtx_include.empty() && !in_range()) {
       kernel.other_range = true;
-      return {};
+      return unrecorded(launch, kernel);
     }
     if (options_.keep != "oldest" || (options_.policy != "auto" && options_.policy != launch.unit->policy)) {
       ++left_out_.compiled_otherwise;
@@ -167,7 +167,7 @@ class Session {
   Session(const Driver& driver, const Options& options)
       : driver_(driver),
         options_(options),
-        on_(!options.paused && !options.switched),
+        on_(!options.paused),
         kernels_(driver, options),
         writer_(options),
         graphs_(driver, options, kernels_, writer_, left_out_) {
