@@ -32,7 +32,7 @@ _KINDS: Final = ("phase", "wait", "arrive", "mark")
     default="waits",
     help="coarse: waits outside of loops; waits: all of them; all: arrivals, issues and fences too.",
 )
-@click.option("-k", "--kernels", metavar="REGEX", help="Only kernels whose name holds it.")
+@click.option("-k", "--kernels", "kernel", metavar="REGEX", help="Only kernels whose name holds it.")
 @click.option("--sites", metavar="REGEX", help="Only sites whose name holds it.")
 @click.option("--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Only sites of this kind; repeatable.")
 @json_option
@@ -41,7 +41,7 @@ def instrument(
     output: Path,
     force: bool,
     level: str,
-    kernels: str | None,
+    kernel: str | None,
     sites: str | None,
     kinds: tuple[str, ...],
     as_json: bool,
@@ -58,14 +58,14 @@ def instrument(
     from warplens.trace.whole import whole_file
 
     try:
-        re.compile(kernels or "")
+        re.compile(kernel or "")
     except re.error as error:
-        raise UsageError(f"--kernels: {kernels!r} is no regular expression: {error}") from error
+        raise UsageError(f"--kernels: {kernel!r} is no regular expression: {error}") from error
     if output.exists() and file.exists() and output.samefile(file):
         raise UsageError(f"{output} is what is read: name another file with -o")
     if output.exists() and not force:
         raise UsageError(f"{output} is there already: -f writes over it")
-    found = run(_read(file), Selection(level, sites, kinds or None), kernels=kernels)
+    found = run(_read(file), Selection(level, sites, kinds or None), kernels=kernel)
     with whole_file(output) as stream:
         stream.write(found.text.encode("utf-8", "surrogateescape"))
     if as_json:

@@ -37,7 +37,8 @@ class Session {
     watch_switch();
     Kernel& kernel = kernels_.of(launch);
     ++kernel.launches;
-    if (!kernel.matches || kernel.silent) return {};
+    if (kernel.silent) return {};
+    if (!kernel.matches) return unrecorded(launch, kernel);
     if (!options_.takes(launch.shape.grid)) {
       kernel.other_grid = true;
       return unrecorded(launch, kernel);
