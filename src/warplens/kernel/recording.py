@@ -94,7 +94,8 @@ class record:  # noqa: N801  (used as a function is)
     3
 
     Options are those of `warplens record`, with the same words and meaning: `kernels`, `launch_skip`, `launch_count`,
-    `rounds`, `capacity_bytes`, `every_block`, `blocks`, `warps`, `paused`, `note`. No launch is added: clean and traced
+    `rounds`, `grids`, `policy`, `keep`, `cold_l2`, `replay`, `capacity_bytes`, `every_block`, `blocks`, `warps`,
+    `paused`, `source`, `note`. No launch is added: clean and traced
     ones alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
     launches and recorded ones by name. Launches of code that nvcc built are recorded by `warplens record` alone.
 
@@ -104,8 +105,11 @@ class record:  # noqa: N801  (used as a function is)
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.path = Path(path)
         self.request = Request.of(options)
-        if self.request.timeout_s is not None or self.request.host or self.request.command:
-            raise UsageError("timeout_s, host and command are options of the command `warplens record` alone")
+        request = self.request
+        if any((request.timeout_s, request.signal, request.nvtx_include, request.host, request.command)):
+            raise UsageError(
+                "timeout_s, signal, nvtx_include, host and command are options of the command `warplens record` alone"
+            )
         self.trace: Trace | None = None
         self.ran: dict[str, tuple[int, int]] = {}
         self._recorder: LaunchRecorder | None = None
