@@ -31,13 +31,16 @@ class Packer:
         self._raw: list[npt.NDArray[np.uint8]] = []
 
     def add(self, name: str, values: npt.NDArray[Any]) -> None:
-        """Adds integers (signed ones are zigzag-coded); nothing of 64 bits is lost."""
+        """Adds integers; nothing of 64 bits is lost. Signed ones are folded (0, -1, 1, -2, ...) if wider than a byte."""
         values = np.ascontiguousarray(values)
-        signed = bool(len(values)) and values.dtype.kind == "i" and int(values.min()) < 0
-        if signed:
+        low, highest = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        signed = low < 0
+        if signed and low >= -128 and highest < 128:
+            values, highest = values.astype(np.int8, copy=False).view(np.uint8), 255
+        elif signed:
             bits = 8 * values.dtype.itemsize
             values = ((values << 1) ^ (values >> (bits - 1))).view(f"u{bits // 8}")
-        highest = int(values.max()) if len(values) else 0
+            highest = max(2 * highest, -2 * low - 1)
         width = max((highest.bit_length() + 7) // 8, 1)
         narrow = values.astype(next(t for t, bits in _TYPES if bits >= 8 * width), copy=False)
         planes = narrow.view(np.uint8).reshape(len(narrow), narrow.dtype.itemsize)

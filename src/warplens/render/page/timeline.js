@@ -9,7 +9,7 @@ import { counted, grouped, rangesOf, shortNs } from "./format.js";
 import { firstNotBefore } from "./model.js";
 import { drawOverlay, drawRuler } from "./overlay.js";
 import { Overview, sharesOf } from "./overview.js";
-import { pyramidOf } from "./pyramid.js";
+import { Pyramid } from "./pyramid.js";
 import { Layout } from "./rows.js";
 import { Strips } from "./strips.js";
 import { ROW_HEIGHTS } from "./view.js";
@@ -25,16 +25,14 @@ const LATER = 2_000_000;
 export class Timeline {
   /**
    * @param {Model} model
-   * @param {import("./pyramid.js").Level[]} levels
    * @param {import("./view.js").View} view
    * @param {import("./theme.js").Theme} theme
    */
-  constructor(model, levels, view, theme) {
+  constructor(model, view, theme) {
     this.model = model;
     this.view = view;
     this.theme = theme;
-    this.levels = levels;
-    this.strips = new Strips(model, levels);
+    this.strips = new Strips(model);
     this.payloads = "";
     /** @type {import("./arrows.js").Head[]} where the arrows just drawn end */
     this.heads = [];
@@ -89,7 +87,7 @@ export class Timeline {
     this.payloads = payload;
     const test = rangesOf(payload) ?? null;
     strips.passing = test && passingOf(model, test);
-    strips.levels = strips.passing ? pyramidOf(model, strips.passing) : this.levels;
+    strips.pyramid = new Pyramid(model, strips.passing);
   }
 
   /** Window and overview of the launch that is looked at. */
@@ -157,7 +155,7 @@ export class Timeline {
   drawNow() {
     const { view, theme, layout, model, contexts } = this;
     const paint = theme.paint(view.site, view.hidden);
-    this.strips.draw(contexts.pixels, layout, paint, view, this.scale);
+    [view.from, view.to, view.y] = this.strips.draw(contexts.pixels, layout, paint, view, this.scale);
     const [origin, rate] = this.originAndRate();
     const { width, height, hover, marks } = this;
     const { passing } = this.strips;
@@ -310,7 +308,7 @@ export class Timeline {
  */
 export function passingOf({ payload, payloadValid, size }, test) {
   const out = new Uint8Array(size);
-  if (payload && payloadValid) for (let i = 0; i < size; i++) out[i] = payloadValid[i] && test(payload[i]) ? 1 : 0;
+  if (payload && payloadValid) for (let i = 0; i < size; i++) out[i] = payloadValid(i) && test(payload(i)) ? 1 : 0;
   return out;
 }
 
