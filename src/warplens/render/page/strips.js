@@ -36,6 +36,7 @@ import { FACTOR, Pyramid } from "./pyramid.js";
 
 export const TILE = 64;
 const FAR = 3 << 19; // tiles and stripes begin there
+const LEAST_MOVE = 1e-3; // of a pixel; less comes of rounding
 const DENSE = 2;
 const HATCH = 6;
 const HATCHED_PIXELS = 5;
@@ -82,17 +83,18 @@ export class Strips {
       !resized && picture.layout === layout && picture.paint === paint && picture.pyramid === pyramid &&
       picture.scale === scale && Math.abs(picture.span - span) < 1e-9 * span;
     const left = same ? Math.round((view.from - picture.origin) * picture.perNs) : -1;
-    let { from } = view;
+    let { from, to } = view;
     if (left > TILE && left < 2 * FAR) {
       this.#move(left, top);
-      from = picture.origin + left / picture.perNs;
+      const drawn = picture.origin + left / picture.perNs;
+      if (Math.abs(drawn - from) * picture.perNs > LEAST_MOVE) [from, to] = [drawn, drawn + span];
     } else {
       const perNs = width / span;
       this.picture = { layout, paint, pyramid, scale, span, perNs, origin: from - FAR / perNs, left: FAR, top };
       this.renew();
     }
     context.putImageData(/** @type {ImageData} */ (this.image), 0, 0);
-    return [from, from + span, top / scale];
+    return [from, to, top / scale];
   }
 
   /** Draws all of the picture. */
