@@ -56,7 +56,7 @@ def page_data(trace: Trace, *, selection: Selection | None = None, max_spans: in
     selection = selection or Selection()
     part = part_of(trace, selection, max_spans)
     spans, blocks = part.spans, part.blocks
-    packer = Packer()
+    packer = Packer(len(spans))
     origin_ns, extent_ns = _extent(spans, blocks)
     kinds = trace.sites["kind"].to_list()
     with ThreadPoolExecutor(1) as pool:  # the phase table is Polars' work, packing numpy's: neither holds the lock

@@ -23,11 +23,13 @@ export function sharesOf(model, launch, from, to) {
   for (let row = 0; row < rows.lane.length; row++) {
     if (rows.level[row] > 0 || (launch !== null && lanes.launch[rows.lane[row]] !== launch)) continue;
     for (let i = rowSpan[row]; i < rowSpan[row + 1]; i++) {
-      const low = Math.max((start[i] - from) * perNs, 0);
-      const high = Math.min((end[i] - from) * perNs, COLUMNS);
+      let low = (start[i] - from) * perNs;
+      let high = (end[i] - from) * perNs;
+      if (low < 0) low = 0;
+      if (high > COLUMNS) high = COLUMNS;
       if (high <= low) continue;
       const first = site[i] * COLUMNS;
-      let bin = Math.floor(low);
+      let bin = low | 0;
       if (high <= bin + 1) bins[first + bin] += high - low;
       else for (let at = low; at < high; at = ++bin) bins[first + bin] += Math.min(high, bin + 1) - at;
     }

@@ -20,7 +20,6 @@ import { ROW_HEIGHTS } from "./view.js";
 
 const SLACK_PIXELS = 4;
 const STRIPS_AT_FIRST = 9;
-const LATER = 2_000_000;
 
 export class Timeline {
   /**
@@ -101,14 +100,9 @@ export class Timeline {
       high = Math.max(high, start[b] + time[b]);
     }
     this.view.limits = low <= high ? [low, Math.max(high, low + 1)] : [0, 1];
-    const count = () => {
-      this.overview.shares = sharesOf(this.model, launch, this.view.limits[0], this.view.limits[1]);
-      this.overview.drawn = "";
-      this.draw();
-    };
-    this.overview.shares = null;
-    if (this.model.size > LATER) setTimeout(count, 50); // first the page, then its overview
-    else count();
+    this.overview.shares = sharesOf(this.model, launch, this.view.limits[0], this.view.limits[1]);
+    this.overview.drawn = "";
+    this.draw();
   }
 
   /** Row heights that show some SMs at once, for a page that is opened without a view. */
