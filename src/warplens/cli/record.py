@@ -156,14 +156,15 @@ def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
         key = str(kernel.get("name")), why
         counts[key] = counts.get(key, 0) + int(kernel.get("launches") or 0)
     if counts:
-        click.echo("kernels that ran in files with warplens/host.hpp, and of warplens.Kernel:", err=True)
+        click.echo("kernels that ran in files with warplens/host.hpp, of Triton, and of warplens.Kernel:", err=True)
     for (name, why), launches in sorted(counts.items(), key=lambda item: -item[1])[:_LISTED]:
         click.echo(f"  {launches:>9,}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
     loaded = sorted({str(name) for note in notes for name in note.get("python") or []})
     if loaded:
         click.echo(
-            f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels are not seen.", err=True
+            f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels, but Triton's, are not seen.",
+            err=True,
         )
     if not counts:
-        text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, and those of"
-        click.echo(f"{text} warplens.Kernel", err=True)
+        text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, of Triton's"
+        click.echo(f"{text} kernels, and those of warplens.Kernel", err=True)
