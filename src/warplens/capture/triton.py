@@ -14,29 +14,23 @@ import importlib
 import os
 import re
 import sys
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from warplens import __version__, layout
 from warplens.capture import driver, triton_inductor
 from warplens.capture.modules import read_site_sets
 from warplens.capture.recording import Recording
 from warplens.capture.request import Asked
-from warplens.capture.triton_builds import Choice, KeyHook, assembler, mark
+from warplens.capture.triton_builds import Choice, assembler, mark
+from warplens.capture.triton_hooks import Hooks, unfit
 from warplens.capture.triton_manifest import Kernel, Launch, make_recording
 from warplens.capture.triton_memory import Memory, is_captured
 from warplens.errors import UsageError
 from warplens.instrument import Selection
-from warplens.instrument.source import marker
-
-_LEAST_VERSION: Final = (3, 6)
-_KEY_FROM_HOOK: Final = (3, 7)
-"""From here on Triton asks the hook of its stages for a key of its caches."""
 
 
 class TritonWarning(UserWarning):
@@ -105,14 +99,6 @@ class TritonOptions:
         return "warplens-" + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-_active: TritonCapture | None = None
-
-
-def emits_marks() -> bool:
-    """Whether a kernel that is compiled now is to have the marks of its source in it."""
-    return _active is not None and _active.emits
-
-
 @dataclass
 class _Seen:
     """A kernel that was launched: how often, how often recorded, and what it records with; None for a clean one."""
@@ -143,15 +129,14 @@ class TritonCapture:
         self.pid = os.getpid()
         self._quiet, self._done = quiet, done
         self._choice = Choice(own.kernels, own.selection, own.key, self.tell, self.notes)
-        self._undo: list[Callable[[], None]] = []
-        self._aside: list[tuple[Any, str, Any]] = []
-        self._trying = 0
+        self._hooks = Hooks(own.key, self.tell)
+        self._undo = self._hooks.undo
         self._seen: dict[int, _Seen] = {}
         self._kept: list[Any] = []  # compiled kernels, so that no other gets the id of one that is gone
         self._kernels: list[Kernel] = []
         self._launches: list[Launch] = []
         self._matched = 0
-        self._memory: Memory | None = None
+        self._gpu: Memory | None = None
         self._reader: threading.Thread | None = None
         self._over = False  # nothing more is recorded
         self._recording: Recording | None = None
@@ -162,11 +147,6 @@ class TritonCapture:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-    @property
-    def emits(self) -> bool:
-        """Whether kernels compiled now are recorded; false while an autotuner tries clean ones."""
-        return not self._trying
 
     def takes(self, name: str) -> bool:
         """Whether a kernel of this name is wanted."""
@@ -183,26 +163,23 @@ class TritonCapture:
 
     def start(self) -> None:
         """Kernels loaded from now on are marked. Where Triton is not there or cannot be recorded: one line."""
-        global _active
         try:
             triton: Any = importlib.import_module("triton")
         except ImportError as error:
             self.tell(f"Triton cannot be imported ({error}): none of its kernels is recorded")
             return
-        why = _unfit(triton)
-        if _active is not None:
-            why = "another recording of Triton kernels is under way in this process: this one records none"
+        why = unfit(triton)
         if why is not None:
             self.tell(why)
             return
-        _active = self
-        self._keep_apart(triton)
+        hooks = self._hooks
+        hooks.begin(triton, each_config=self.options.each_config)
         compiled = importlib.import_module("triton.compiler.compiler").CompiledKernel
         load, metadata = compiled._init_handles, compiled.launch_metadata
 
         @functools.wraps(load)
         def init_handles(kernel: Any) -> None:
-            if kernel.module is None and not self._trying and not self._over and os.getpid() == self.pid:
+            if kernel.module is None and not self._hooks.trying and not self._over and os.getpid() == self.pid:
                 try:
                     self._mark(kernel)
                 except Exception as error:  # recording must not harm the program
@@ -214,110 +191,21 @@ class TritonCapture:
             self._about_to_launch(kernel, grid, stream)
             return metadata(kernel, grid, stream, *arguments)
 
-        self._patch(compiled, "_init_handles", init_handles)
-        self._patch(compiled, "launch_metadata", launch_metadata)
-        self._join_autotuner()
-        self._join_proton()
+        hooks.patch(compiled, "_init_handles", init_handles)
+        hooks.patch(compiled, "launch_metadata", launch_metadata)
         self._undo += triton_inductor.prepare()
-
-    def _keep_apart(self, triton: Any) -> None:
-        """While recording Triton's caches have a key of their own, and a place that can be written."""
-        runtime, compilation = triton.knobs.runtime, triton.knobs.compilation
-        if _version(triton) >= _KEY_FROM_HOOK:
-            hook = KeyHook(self.options.key, runtime.add_stages_inspection_hook)
-            self._patch(runtime, "add_stages_inspection_hook", hook, aside=True)
-        else:
-            self._patch(compilation, "instrumentation_mode", self.options.key, aside=True)
-        cache = getattr(triton.knobs, "cache", None)
-        place = getattr(cache, "dir", None)
-        if place and not _writable(str(place)):
-            folder = triton_inductor.temporary_folder()
-            self._patch(cache, "dir", folder)
-            self.tell(f"Triton's cache {place} cannot be written: recorded kernels are compiled into {folder}")
-
-    def _join_autotuner(self) -> None:
-        """What an autotuner tries runs clean, as it would without recording; then its choice is recorded."""
-        if self.options.each_config:
-            return
-        try:
-            tuner: Any = importlib.import_module("triton.runtime.autotuner").Autotuner
-            bench = tuner._bench
-        except (ImportError, AttributeError) as error:
-            self.tell(f"what Triton's autotuner tries is recorded too, for it is not where it was expected: {error}")
-            return
-
-        @functools.wraps(bench)
-        def tried(*arguments: Any, **named: Any) -> Any:
-            with self._set_aside():
-                return bench(*arguments, **named)
-
-        self._patch(tuner, "_bench", tried)
-
-    def _join_proton(self) -> None:
-        """Proton's scopes become ranges of ours, unless Proton itself instruments."""
-        try:
-            language: Any = importlib.import_module("triton.profiler.language")
-            flags: Any = importlib.import_module("triton.profiler.flags").flags
-            record = language.record
-        except Exception:  # an older one, or one that was built without Proton
-            return
-
-        @functools.wraps(record)
-        def ranges(is_start: Any, scope_name: Any, semantic: Any) -> Any:
-            if flags.instrumentation_on:
-                return record(is_start, scope_name, semantic)
-            name = str(getattr(scope_name, "value", scope_name))
-            begins = bool(getattr(is_start, "value", is_start))
-            return emit("range_push" if begins else "range_pop", name, semantic)
-
-        self._patch(language, "record", ranges)
-
-    def _patch(self, owner: Any, name: str, value: Any, *, aside: bool = False) -> None:
-        """Sets an attribute until `stop`, which leaves it alone when somebody else has set it since.
-
-        `aside`: it goes back while an autotuner tries kernels.
-        """
-        before = getattr(owner, name)
-
-        def undo() -> None:
-            now = getattr(owner, name)
-            if now is value or now == value:
-                setattr(owner, name, before)
-            else:
-                self.tell(f"{name} was set by somebody else meanwhile, and stays as it is")
-
-        setattr(owner, name, value)
-        self._undo.append(undo)
-        if aside:
-            self._aside.append((owner, name, before))
-
-    @contextmanager
-    def _set_aside(self) -> Iterator[None]:
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in self._aside]
-        self._trying += 1
-        try:
-            for owner, name, value in self._aside if self._trying == 1 else ():
-                setattr(owner, name, value)
-            yield
-        finally:
-            for owner, name, value in before:
-                setattr(owner, name, value)
-            self._trying -= 1
 
     def stop(self) -> None:
         """Waits for the launches that were made, reads what they wrote, and leaves Triton as it was."""
-        global _active
         while self._undo:
             self._undo.pop()()
-        if _active is self:
-            _active = None
         if self._reader is not None:
             self._reader.join()
             self._reader = None
-        if self._memory is not None and not self._over and os.getpid() == self.pid:
+        if self._gpu is not None and not self._over and os.getpid() == self.pid:
             try:
                 driver.call("cuCtxSynchronize", doing="waiting for recorded launches")
-                self._read(self._memory, 0)
+                self._read(self._gpu, 0)
             except Exception as error:  # the GPU stopped, and the program knows
                 self.tell(f"what was recorded could not be read: {error}")
         self._over = True
@@ -340,11 +228,13 @@ class TritonCapture:
 
     def _mark(self, kernel: Any) -> None:
         """Gives a kernel that is about to be loaded its marks."""
-        self._undo += triton_inductor.join(self._set_aside)
+        self._undo += triton_inductor.join(self._hooks.set_aside)
         if layout.DESCRIPTOR_SYMBOL in str(kernel.asm.get("ptx")):
             return
+        before = len(self.notes)
         marked = mark(kernel, self._choice, lambda text: assembler(kernel)(text))
         if marked is not None:
+            kernel.warplens_notes = self.notes[before:]  # for a later recording that meets it loaded
             kernel.asm["ptx"], kernel.asm["cubin"], kernel.kernel = marked.ptx, marked.cubin, marked.cubin
 
     def _about_to_launch(self, kernel: Any, grid: Any, stream: Any) -> None:
@@ -360,9 +250,9 @@ class TritonCapture:
 
     def _choose(self, own: _Seen, kernel: Kernel, grid: Any, stream: int) -> None:
         """Has one launch recorded, or not."""
-        memory = self._memory
+        memory = self._gpu
         assert memory is not None
-        wanted = self.on and not self._trying
+        wanted = self.on and not self._hooks.trying
         captured = is_captured(stream)
         if captured:
             memory.switch(self.on, memory.own_stream)
@@ -386,7 +276,7 @@ class TritonCapture:
         for used in {stream, *(own.stream for own in self._launches)}:
             events.append(driver.call("cuEventCreate", 0))
             driver.call("cuEventRecord", events[-1], used)
-        memory, done = self._memory, self._done
+        memory, done = self._gpu, self._done
         assert memory is not None
         self._over = True
 
@@ -422,11 +312,11 @@ class TritonCapture:
         sets = read_site_sets(kernel.asm["cubin"]) if layout.DESCRIPTOR_SYMBOL in kernel.asm["ptx"] else []
         if not sets:
             return None
-        if self._memory is None:
+        if self._gpu is None:
             if is_captured(stream):
                 raise UsageError("the first launch of all is being captured in a CUDA graph: launch one before")
             own = self.options
-            self._memory = Memory(
+            self._gpu = Memory(
                 own.capacity_bytes,
                 stream,
                 slab_chunks=own.slab_chunks,
@@ -434,57 +324,17 @@ class TritonCapture:
                 warp_mask=own.warp_mask,
                 on=self.on and own.launch_skip == 0,
             )
-        elif driver.ensure_context() != self._memory.device:
+        elif driver.ensure_context() != self._gpu.device:
             raise UsageError("it runs on another GPU than the first kernel: one GPU is recorded")
-        self._memory.point(driver.bindings().CUmodule(kernel.module))
+        self._gpu.point(driver.bindings().CUmodule(kernel.module))
+        self.notes += [line for line in getattr(kernel, "warplens_notes", []) if line not in self.notes]
         found = Kernel.of(kernel, sets[0], self._kernels, self.options.selection.level)
         self._kernels.append(found)
         return found
 
     def _read(self, memory: Memory, stream: int) -> None:
-        self._memory, self._over = None, True
+        self._gpu, self._over = None, True
         if self._launches:
             self._recording = make_recording(memory, stream, self._kernels, self._launches, self.options, self.notes)
         else:
             memory.drain(stream)
-
-
-def emit(verb: str, name: str, semantic: Any) -> None:
-    """Leaves a mark in the kernel that is being compiled: a comment in its PTX, which nothing is moved across."""
-    core: Any = importlib.import_module("triton.language.core")
-    core.inline_asm_elementwise(marker(verb, name), "=r", [], core.int32, False, 1, _semantic=semantic)
-
-
-def _writable(place: str) -> bool:
-    """Whether files can be made in a folder, or in the nearest one above that is there."""
-    while not os.path.isdir(place):  # noqa: PTH112
-        above = os.path.dirname(place)  # noqa: PTH120
-        if above == place:
-            return False
-        place = above
-    try:
-        with tempfile.TemporaryFile(dir=place):  # permissions say little to root, and of a mount that is read-only
-            return True
-    except OSError:
-        return False
-
-
-def _version(triton: Any) -> tuple[int, int]:
-    found = re.match(r"(\d+)\.(\d+)", str(getattr(triton, "__version__", "")))
-    return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def _unfit(triton: Any) -> str | None:
-    """Why Triton kernels cannot be recorded here; None when they can. Does not ask for a GPU, for that would begin its
-    use in a program that may yet fork, or choose another."""
-    if _version(triton) < _LEAST_VERSION:
-        least = ".".join(map(str, _LEAST_VERSION))
-        return (
-            f"Triton {getattr(triton, '__version__', '?')} is not supported, {least} or newer is: nothing is recorded"
-        )
-    if triton.knobs.runtime.interpret:
-        return "Triton interprets its kernels (TRITON_INTERPRET): nothing runs on the GPU, and nothing is recorded"
-    mode = triton.knobs.compilation.instrumentation_mode
-    if mode:
-        return f"Triton's kernels are instrumented by something else already ({mode}): nothing is recorded"
-    return None

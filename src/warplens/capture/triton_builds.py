@@ -8,7 +8,6 @@ whatever cache it came from, this is the one door; nothing of it reaches a cache
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import io
 import re
@@ -41,21 +40,6 @@ class Choice:
     def takes(self, name: str) -> bool:
         """Whether a kernel of this name is wanted."""
         return re.search(self.kernels or "", name) is not None
-
-
-class KeyHook:
-    """Triton's hook of a compilation's stages, from 3.7 on: gives a key to its caches, and changes no stage."""
-
-    def __init__(self, key: str, previous: Any) -> None:
-        self._key, self._previous = key, previous
-
-    def __call__(self, *arguments: Any) -> Any:
-        """With no arguments a key and its hash; with five whoever was hooked before has the stages."""
-        if arguments:
-            return self._previous(*arguments) if self._previous is not None else None
-        before = self._previous() if self._previous is not None else ("", "")
-        key = f"{before[0]}{self._key}"
-        return key, hashlib.sha256(key.encode()).hexdigest()
 
 
 @dataclass
@@ -160,7 +144,7 @@ def assembler(kernel: Any) -> Callable[[str], bytes]:
     """Triton's own way from PTX to machine code for this kernel, with the options that it was compiled with."""
     facts = kernel.metadata._asdict()
     backend = importlib.import_module("triton.compiler.compiler").make_backend(kernel.metadata.target)
-    options = backend.parse_options({**facts})
+    options = backend.parse_options({**facts, "num_warps": 4})  # of one that is warp-specialised it may be any number
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, getattr(kernel.src, "language", None) or _language())
 

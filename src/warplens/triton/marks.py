@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from warplens.capture.triton import emit, emits_marks
+from warplens.capture.triton_hooks import emit
 
 
 def _text(name: Any) -> str:
@@ -20,9 +20,7 @@ def _text(name: Any) -> str:
 
 
 def _leave(verb: str, name: Any, semantic: Any) -> None:
-    text = _text(name)
-    if semantic is not None and emits_marks():
-        emit(verb, text, semantic)
+    emit(verb, _text(name), semantic)
 
 
 def phase(name: str, _semantic: Any = None) -> None:

@@ -299,8 +299,8 @@ def test_what_inductors_autotuner_tries_is_not_counted(monkeypatch: pytest.Monke
     heuristics: Any = ModuleType("torch._inductor.runtime.triton_heuristics")
 
     class CachingAutotuner:
-        def bench(self, capture: TritonCapture) -> bool:
-            return capture.emits
+        def bench(self, capture: TritonCapture) -> int:
+            return capture._hooks.trying
 
     heuristics.CachingAutotuner = CachingAutotuner
     before = CachingAutotuner.bench
@@ -308,8 +308,8 @@ def test_what_inductors_autotuner_tries_is_not_counted(monkeypatch: pytest.Monke
     with TritonCapture() as capture:
         loaded()
         loaded()
-        assert not CachingAutotuner().bench(capture)
-        assert capture.emits
+        assert CachingAutotuner().bench(capture) == 1
+        assert capture._hooks.trying == 0
     assert CachingAutotuner.bench is before
 
 
@@ -402,14 +402,14 @@ def test_launches_are_chosen_by_their_number(
     marked: Any = SimpleNamespace(name="k")
     kernel = CompiledKernel()
     with TritonCapture(TritonOptions(launch_skip=skip, launch_count=count)) as capture:
-        capture._memory = memory  # type: ignore[assignment]
+        capture._gpu = memory  # type: ignore[assignment]
         monkeypatch.setattr(capture, "_point", lambda *_: marked)
         for number in range(4):
             kernel.launch_metadata((number + 1,), 7)
         kernel.launch_metadata((9,), 5)
         capture.on = False
         kernel.launch_metadata((9,), 7)
-        capture._memory = None
+        capture._gpu = None
     assert [own.grid[0] - 1 for own in capture._launches if not own.captured] == kept
     assert [own.grid for own in capture._launches if own.captured] == [(9, 1, 1)]
     assert memory.switched[:4] == [(number in kept, 7) for number in range(4)]

@@ -79,6 +79,7 @@ class Fake:
             "triton.backends.compiler": {"Language": SimpleNamespace(TRITON=0)},
             "triton.runtime": {},
             "triton.runtime.autotuner": {"Autotuner": Autotuner},
+            "triton.runtime.jit": {"JITFunction": type("JITFunction", (), {"_do_compile": lambda _: None})},
             "triton.language": {},
             "triton.language.core": {"inline_asm_elementwise": self._asm, "int32": "int32"},
             "triton.profiler": {},
