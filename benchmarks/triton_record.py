@@ -2,7 +2,7 @@
 
 In: a GPU, torch, Triton. Out: JSON with all raw times. Two parts: the time from the end of 22 launches of a matmul of
 4096^3 to a file that is on disk, with its size and the time to read all of its spans; and the host's time of a launch,
-not recorded and recorded, in interleaved rounds.
+not recorded and recorded, each way in turn, twice.
 
     python benchmarks/triton_record.py -o benchmarks/results/triton_record.json
 """
@@ -34,7 +34,7 @@ from warplens.instrument import Selection
 from warplens.trace.file import write_file
 
 SIZE, LAUNCHES = 4096, 22
-BATCH, ROUNDS = 200, 20
+BATCH, ROUNDS, PASSES = 200, 10, 2
 FILES: dict[str, TritonOptions] = {
     # One wait and the phase behind it in each k-step, of every second block: as many records as Proton's in the text.
     "11.5 M spans": TritonOptions(selection=Selection(sites="wait wgmma"), every_block=2, capacity_bytes=1 << 30),
@@ -49,8 +49,8 @@ def matmul() -> Callable[[], Any]:
     return lambda: kernels.matmul[(SIZE // 128, SIZE // 128)](a, b, c, *[SIZE] * 6, **blocks)
 
 
-def to_file(options: TritonOptions, folder: Path) -> dict[str, Any]:
-    """Seconds of each step from the launches' end to spans."""
+def to_file(options: TritonOptions, folder: Path, *, opened: bool) -> dict[str, Any]:
+    """Seconds of each step from the launches' end to a file and, where it is opened, to spans."""
     launch = matmul()
     out: dict[str, Any] = {}
     path = folder / "run.wlens"
@@ -66,18 +66,20 @@ def to_file(options: TritonOptions, folder: Path) -> dict[str, Any]:
     out["to_file_s"] = time.perf_counter() - start
     out["file_bytes"] = path.stat().st_size
     out["record_bytes"] = sum(chunks.nbytes for chunks in recording.records.values())
+    out["lost_events"] = sum(entry["lost_events"] for entry in recording.manifest["launches"])
+    if not opened:
+        return out
     start = time.perf_counter()
     trace = warplens.open(path)
     out["spans"] = len(trace.spans)
     out["open_s"] = time.perf_counter() - start
     out["launches"] = len(trace.launches)
-    out["lost_events"] = sum(entry["lost_events"] for entry in trace.manifest["launches"])
     out["problems"] = trace.problems.group_by("kind").len().to_dicts()
     return out
 
 
 def host_times() -> dict[str, list[float]]:
-    """us of a launch of a small kernel on the host, by what is recorded; each a batch's mean, rounds interleaved."""
+    """us of a launch of a small kernel on the host, by what is recorded; each a batch's mean."""
     x = torch.randn(64, 1024, device="cuda").to(torch.bfloat16)
     w, y = torch.randn(1024, device="cuda").to(torch.bfloat16), torch.empty_like(x)
 
@@ -94,22 +96,24 @@ def host_times() -> dict[str, list[float]]:
         torch.cuda.synchronize()
         return elapsed * 1e6 / BATCH
 
-    def within(options: TritonOptions) -> float:
+    def batches(options: TritonOptions | None) -> list[float]:
+        if options is None:
+            return [batch() for _ in range(ROUNDS)]
         with TritonCapture(options):
-            return batch()
+            batch()  # compiles, and makes the memory
+            return [batch() for _ in range(ROUNDS)]
 
-    ways: dict[str, Callable[[], float]] = {
-        "not recording": batch,
-        "recording other kernels": lambda: within(TritonOptions(kernels="another")),
-        "recorded": lambda: within(TritonOptions()),
-        "marked, beyond launch_count": lambda: within(TritonOptions(launch_count=1)),
+    ways: dict[str, TritonOptions | None] = {
+        "not recording": None,
+        "recording other kernels": TritonOptions(kernels="another"),
+        "recorded": TritonOptions(),
+        "marked, beyond launch_count": TritonOptions(launch_count=1),
     }
+    batch()
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(ROUNDS + 1):
-        for name, way in ways.items():
-            took = way()
-            if number:  # the first round compiles
-                times[name].append(took)
+    for _ in range(PASSES):
+        for name, options in ways.items():
+            times[name] += batches(options)
     return times
 
 
@@ -133,7 +137,8 @@ def main() -> None:
         print(f"{name:28} {statistics.median(times):6.2f} us ({min(times):.2f} to {max(times):.2f})", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, options in FILES.items():
-            result["files"][name] = [to_file(options, Path(folder)) for _ in range(2)]
+            few = options.every_block > 1
+            result["files"][name] = [to_file(options, Path(folder), opened=few) for _ in range(2 if few else 1)]
             print(name, json.dumps(result["files"][name]), flush=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -204,6 +204,7 @@ class TritonCapture:
             self._reader = None
         if self._gpu is not None and not self._over and os.getpid() == self.pid:
             try:
+                self._gpu.enter()  # the launches may have been another thread's
                 driver.call("cuCtxSynchronize", doing="waiting for recorded launches")
                 self._read(self._gpu, 0)
             except Exception as error:  # the GPU stopped, and the program knows
