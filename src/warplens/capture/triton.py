@@ -134,7 +134,8 @@ class TritonCapture:
         self._seen: dict[int, _Seen] = {}
         self._kept: list[Any] = []  # compiled kernels, so that no other gets the id of one that is gone
         self._kernels: list[Kernel] = []
-        self._launches: list[Launch] = []
+        self._launches: list[tuple[Kernel, tuple[Any, ...], int, bool]] = []  # as Launch, which is dearer to make
+        self._last = own.launch_skip + (own.launch_count or 1 << 62)
         self._matched = 0
         self._gpu: Memory | None = None
         self._reader: threading.Thread | None = None
@@ -259,22 +260,21 @@ class TritonCapture:
             memory.switch(self.on, memory.own_stream)
         else:
             self._matched += wanted
-            last = self.options.launch_skip + (self.options.launch_count or 1 << 62)
-            wanted = wanted and self.options.launch_skip < self._matched <= last
-            memory.switch(wanted, stream)
-            if self._matched > last:
+            wanted = wanted and self.options.launch_skip < self._matched <= self._last
+            if wanted is not memory.on:
+                memory.switch(wanted, stream)
+            if self._matched > self._last:
                 self._read_early(stream)
         if wanted:
-            size = (*(int(n) for n in grid), 1, 1)[:3]
-            self._launches.append(Launch(kernel, size, stream, captured))  # type: ignore[arg-type]
+            self._launches.append((kernel, tuple(grid), stream, captured))
             own.recorded += 1
 
     def _read_early(self, stream: int) -> None:
         """All launches that were asked for are made: their records are read in a thread, when they have ended."""
-        if self._done is None or self._reader is not None or any(own.captured for own in self._launches):
+        if self._done is None or self._reader is not None or any(captured for *_, captured in self._launches):
             return
         events = []
-        for used in {stream, *(own.stream for own in self._launches)}:
+        for used in {stream, *(used for _, _, used, _ in self._launches)}:
             events.append(driver.call("cuEventCreate", 0))
             driver.call("cuEventRecord", events[-1], used)
         memory, done = self._gpu, self._done
@@ -336,6 +336,7 @@ class TritonCapture:
     def _read(self, memory: Memory, stream: int) -> None:
         self._gpu, self._over = None, True
         if self._launches:
-            self._recording = make_recording(memory, stream, self._kernels, self._launches, self.options, self.notes)
+            made = [Launch.of(*own) for own in self._launches]
+            self._recording = make_recording(memory, stream, self._kernels, made, self.options, self.notes)
         else:
             memory.drain(stream)

@@ -79,6 +79,12 @@ class Launch:
     stream: int
     captured: bool
 
+    @classmethod
+    def of(cls, kernel: Kernel, grid: tuple[Any, ...], stream: int, captured: bool) -> Launch:
+        """With a grid of one to three numbers."""
+        x, y, z = (*(int(size) for size in grid), 1, 1)[:3]
+        return cls(kernel, (x, y, z), stream, captured)
+
 
 def make_recording(
     memory: Memory, stream: int, kernels: list[Kernel], launches: list[Launch], options: TritonOptions, notes: list[str]

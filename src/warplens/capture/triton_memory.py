@@ -7,6 +7,7 @@ launches; grid ids tell them apart, and the clock tells replays of a CUDA graph 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from warplens import clock, layout
 from warplens.capture import driver, machine
 from warplens.capture.arena import Arena
 from warplens.capture.calibrate import Calibrator
+from warplens.errors import DeviceError
 
 U32 = npt.NDArray[np.uint32]
 _META_WARP: Final = (1 << layout.META_WARP_BITS) - 1
@@ -105,8 +107,19 @@ def relaxed() -> Iterator[None]:
 
 
 def is_captured(stream: int) -> bool:
-    """Whether launches in `stream` go into a CUDA graph."""
-    return int(driver.call("cuStreamIsCapturing", stream)) != 0
+    """Whether launches in `stream` go into a CUDA graph. Asked at each launch: by the shortest way."""
+    success, asks, nothing = _capturing()
+    status, state = asks(stream)
+    if status is not success and status != success:
+        raise DeviceError(f"cuStreamIsCapturing failed: {status.name}")
+    return bool(state != nothing)
+
+
+@functools.cache
+def _capturing() -> tuple[Any, Any, Any]:
+    native = driver.bindings()
+    nothing = native.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    return native.CUresult.CUDA_SUCCESS, native.cuStreamIsCapturing, nothing
 
 
 @dataclass(frozen=True)

@@ -387,15 +387,25 @@ class Recorded:
     def __init__(self) -> None:
         self.switched: list[tuple[bool, int]] = []
         self.own_stream = 99
+        self.on = True
 
     def switch(self, on: bool, stream: int) -> None:
-        self.switched.append((on, stream))
+        if on is not self.on:
+            self.switched.append((on, stream))
+        self.on = on
 
 
-@pytest.mark.parametrize(("skip", "count", "kept"), [(0, None, [0, 1, 2, 3]), (1, 2, [1, 2]), (3, 5, [3])])
+@pytest.mark.parametrize(
+    ("skip", "count", "kept", "switched"),
+    [
+        (0, None, [0, 1, 2, 3], [(False, 7)]),
+        (1, 2, [1, 2], [(False, 7), (True, 7), (False, 7), (True, 99), (False, 7)]),
+        (3, 5, [3], [(False, 7), (True, 7), (False, 7)]),
+    ],
+)
 @pytest.mark.usefixtures("fake")
 def test_launches_are_chosen_by_their_number(
-    skip: int, count: int | None, kept: list[int], monkeypatch: pytest.MonkeyPatch
+    skip: int, count: int | None, kept: list[int], switched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("warplens.capture.triton.is_captured", lambda stream: stream == 5)
     memory = Recorded()
@@ -410,7 +420,7 @@ def test_launches_are_chosen_by_their_number(
         capture.on = False
         kernel.launch_metadata((9,), 7)
         capture._gpu = None
-    assert [own.grid[0] - 1 for own in capture._launches if not own.captured] == kept
-    assert [own.grid for own in capture._launches if own.captured] == [(9, 1, 1)]
-    assert memory.switched[:4] == [(number in kept, 7) for number in range(4)]
-    assert memory.switched[4:] == [(True, 99), (False, 7)]
+    made = [Launch.of(*own) for own in capture._launches]
+    assert [own.grid[0] - 1 for own in made if not own.captured] == kept
+    assert [own.grid for own in made if own.captured] == [(9, 1, 1)]
+    assert memory.switched == switched
