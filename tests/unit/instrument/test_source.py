@@ -117,3 +117,20 @@ def test_marks_of_the_source_run_on_the_cpu_and_are_decoded() -> None:
     counts = {names[site]: count for site, count in done.trace.spans.group_by("site").len().iter_rows()}
     assert {name: counts[name] for name in ("first", "inner", "here")} == dict.fromkeys(("first", "inner", "here"), 4)
     assert not set(done.trace.problems["severity"]) & {"error", "loss"}
+
+
+def test_marks_that_triton_compiled_are_found_and_its_pipelining_is_told(corpus: dict[str, str]) -> None:
+    for version in ("3.6.0", "3.9.0"):
+        found, left_out = sites(corpus[f"triton_{version}_marked_90"])
+        assert [name for name, _, _ in found[1:]] == ["load", "multiply", "store"]
+        assert [line.partition(":")[0] for line in left_out] == ["'load' (marked_matmul.py"]
+        assert "moved cp.async of line" in left_out[0]
+
+
+def test_a_kernel_of_specialised_warps_waits_for_barriers_in_both_roles(corpus: dict[str, str]) -> None:
+    for version in ("3.6.0", "3.9.0"):
+        (kernel,) = instrument(corpus[f"triton_{version}_hopper_90"]).kernels
+        assert kernel.site_set is not None
+        waits = {site["resource"] for site in kernel.site_set["sites"] if site["kind"] == "wait"}
+        assert len({own for own in waits if own.startswith("mbarrier")}) == 2
+        assert "wgmma" in waits
