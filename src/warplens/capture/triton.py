@@ -15,10 +15,11 @@ import os
 import re
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from warplens import __version__, layout
 from warplens.capture import driver, triton_inductor
@@ -32,6 +33,14 @@ from warplens.capture.triton_memory import Memory, is_captured
 from warplens.errors import UsageError
 from warplens.instrument import Selection
 
+_OF_OTHERS: Final = {
+    "policy": ("auto", "stream"),
+    "keep": ("oldest",),
+    "cold_l2": (False,),
+    "replay": (False,),
+}
+"""Options of `warplens record` that Triton's kernels do not have, and what asks for nothing special."""
+
 
 class TritonWarning(UserWarning):
     """Something of a program's Triton kernels is not recorded; the program itself goes on."""
@@ -41,12 +50,16 @@ class TritonWarning(UserWarning):
 class TritonOptions:
     """What is recorded of a program's Triton kernels.
 
-    `kernels`: regular expression that a kernel's name must hold; None for all. `selection`: which marks.
-    `capacity_bytes`: device memory for records; what does not fit is counted as lost. `slab_chunks`: chunks (26 events
-    each) that a warp takes at once. `every_block`, `warp_mask`, `blocks`: record every n-th block, these warps, these
-    blocks alone. `launch_skip`, `launch_count`: which launches of such kernels; of a CUDA graph which replays; None is
-    all. `each_config`: record what an autotuner tries, too, and not the configuration alone that it chose. `paused`:
-    record nothing until `on` is set.
+    - kernels: regular expression that a kernel's name must hold; None for all. selection: which marks.
+    - capacity_bytes: device memory for records; what does not fit is counted as lost. slab_chunks: chunks (26 events
+      each) that a warp takes at once.
+    - every_block, warp_mask, blocks: record every n-th block, these warps, these blocks alone.
+    - launch_skip, launch_count: which launches of such kernels; of a CUDA graph which replays; None is all. grids:
+      launches with one of these grids alone.
+    - each_config: record what an autotuner tries, too, and not the configuration alone that it chose.
+    - paused: record nothing until `on` is set. switch: a file that is there while launches are to be recorded.
+    - source: keep the texts that sites stand in.
+    - ignored: what was asked for and is not done for Triton's kernels, which is told.
     """
 
     kernels: str | None = None
@@ -58,8 +71,12 @@ class TritonOptions:
     blocks: tuple[int, ...] | None = None
     launch_skip: int = 0
     launch_count: int | None = None
+    grids: tuple[tuple[int, ...], ...] | None = None
     each_config: bool = False
     paused: bool = False
+    switch: str | None = None
+    source: bool = True
+    ignored: tuple[str, ...] = ()
     note: str | None = None
     host: str | None = None
     command: list[str] | None = None
@@ -78,6 +95,7 @@ class TritonOptions:
     def of(cls, asked: Asked) -> TritonOptions:
         """What `warplens record` or `warplens.record` asks for, as far as it concerns Triton's kernels."""
         request = asked.request
+        ignored = [name for name, usual in _OF_OTHERS.items() if getattr(request, name, usual[0]) not in usual]
         return cls(
             kernels=request.kernels,
             capacity_bytes=request.capacity_bytes,
@@ -86,7 +104,11 @@ class TritonOptions:
             blocks=request.blocks,
             launch_skip=request.launch_skip,
             launch_count=request.launch_count,
+            grids=getattr(request, "grids", None),
             paused=request.paused,
+            switch=os.path.join(asked.folder, "on") if getattr(asked, "switched", False) else None,  # noqa: PTH118
+            source=getattr(request, "source", True),
+            ignored=tuple(ignored),
             note=request.note,
             host=asked.host,
             command=asked.command,
@@ -125,7 +147,8 @@ class TritonCapture:
     ) -> None:
         self.options = own = options or TritonOptions()
         self.notes: list[str] = []
-        self.on = not own.paused
+        self.on = not own.paused and own.switch is None
+        self._looked_s = 0.0
         self.pid = os.getpid()
         self._quiet, self._done = quiet, done
         self._choice = Choice(own.kernels, own.selection, own.key, self.tell, self.notes)
@@ -134,7 +157,8 @@ class TritonCapture:
         self._seen: dict[int, _Seen] = {}
         self._kept: list[Any] = []  # compiled kernels, so that no other gets the id of one that is gone
         self._kernels: list[Kernel] = []
-        self._launches: list[tuple[Kernel, tuple[Any, ...], int, bool]] = []  # as Launch, which is dearer to make
+        self._launches: list[tuple[Kernel, tuple[Any, ...], int, bool, bool]] = []  # as Launch, which is dearer to make
+        self._graphs = False
         self._last = own.launch_skip + (own.launch_count or 1 << 62)
         self._matched = 0
         self._gpu: Memory | None = None
@@ -254,27 +278,40 @@ class TritonCapture:
         """Has one launch recorded, or not."""
         memory = self._gpu
         assert memory is not None
+        if self.options.switch is not None:
+            self._look(self.options.switch)
         wanted = self.on and not self._hooks.trying
-        captured = is_captured(stream)
-        if captured:
+        if wanted and self.options.grids is not None:
+            wanted = (*grid, 1, 1)[:3] in self.options.grids
+        if is_captured(stream):
             memory.switch(self.on, memory.own_stream)
-        else:
-            self._matched += wanted
-            wanted = wanted and self.options.launch_skip < self._matched <= self._last
-            if wanted is not memory.on:
-                memory.switch(wanted, stream)
-            if self._matched > self._last:
-                self._read_early(stream)
-        if wanted:
-            self._launches.append((kernel, tuple(grid), stream, captured))
-            own.recorded += 1
+            if wanted:
+                self._graphs = True
+                self._launches.append((kernel, tuple(grid), stream, True, True))
+            return
+        self._matched += wanted
+        wanted = wanted and self.options.launch_skip < self._matched <= self._last
+        on = wanted or (self._graphs and self.on)  # of graphs it is not seen when they are replayed
+        if on is not memory.on:
+            memory.switch(on, stream)
+        if on:
+            self._launches.append((kernel, tuple(grid), stream, False, wanted))
+            own.recorded += wanted
+        if self._matched > self._last:
+            self._read_early(stream)
+
+    def _look(self, switch: str) -> None:
+        """Ten times a second at most."""
+        now_s = time.monotonic()
+        if now_s >= self._looked_s + 0.1:
+            self._looked_s, self.on = now_s, os.path.exists(switch)  # noqa: PTH110
 
     def _read_early(self, stream: int) -> None:
         """All launches that were asked for are made: their records are read in a thread, when they have ended."""
-        if self._done is None or self._reader is not None or any(captured for *_, captured in self._launches):
+        if self._done is None or self._reader is not None or self._graphs:
             return
         events = []
-        for used in {stream, *(used for _, _, used, _ in self._launches)}:
+        for used in {stream, *(used for _, _, used, *_ in self._launches)}:
             events.append(driver.call("cuEventCreate", 0))
             driver.call("cuEventRecord", events[-1], used)
         memory, done = self._gpu, self._done
@@ -313,6 +350,8 @@ class TritonCapture:
         sets = read_site_sets(kernel.asm["cubin"]) if layout.DESCRIPTOR_SYMBOL in kernel.asm["ptx"] else []
         if not sets:
             return None
+        for name in self.options.ignored:
+            self.tell(f"{name} is not obeyed for Triton's kernels: they are recorded without")
         if self._gpu is None:
             if is_captured(stream):
                 raise UsageError("the first launch of all is being captured in a CUDA graph: launch one before")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from warplens.capture import triton_inductor
 from warplens.capture.modules import registers_and_frame
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
@@ -149,7 +150,13 @@ def assembler(kernel: Any) -> Callable[[str], bytes]:
     backend.add_stages(stages, options, getattr(kernel.src, "language", None) or _language())
 
     def assemble(text: str) -> bytes:
-        cubin: bytes = stages["cubin"](text, dict(facts))
+        try:
+            cubin: bytes = stages["cubin"](text, dict(facts))
+        except Exception as error:
+            if "Unsupported .version" not in str(error):
+                raise
+            with triton_inductor.ptxas_of_workers():
+                cubin = stages["cubin"](text, dict(facts))
         return cubin
 
     return assemble

@@ -13,13 +13,15 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 _SWITCH: Final = "TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER"
 _CONFIG: Final = "torch._inductor.config"
 _HEURISTICS: Final = "torch._inductor.runtime.triton_heuristics"
+_PTXAS: Final = "TRITON_PTXAS_PATH"
 _FLAG: Final = "use_static_cuda_launcher"
 
 Undo = Callable[[], None]
@@ -70,6 +72,20 @@ def join(set_aside: Callable[[], AbstractContextManager[None]]) -> list[Undo]:
         _joined.discard(id(tuner))
 
     return [undo]
+
+
+@contextmanager
+def ptxas_of_workers() -> Iterator[None]:
+    """Triton's ptxas is the one that Inductor's worker processes use: torch's own, which reads newer PTX."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    before = os.environ.get(_PTXAS)
+    if before is None and torch:
+        os.environ[_PTXAS] = str(Path(torch).parent / "bin" / "ptxas")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_PTXAS, None)
 
 
 def temporary_folder() -> str:

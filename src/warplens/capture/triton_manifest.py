@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 import platform
 import sys
@@ -78,12 +79,14 @@ class Launch:
     grid: Dim3
     stream: int
     captured: bool
+    kept: bool = True
+    """False for one that was not asked for, and made while recording was on for the replays of a graph."""
 
     @classmethod
-    def of(cls, kernel: Kernel, grid: tuple[Any, ...], stream: int, captured: bool) -> Launch:
+    def of(cls, kernel: Kernel, grid: tuple[Any, ...], stream: int, captured: bool, kept: bool) -> Launch:
         """With a grid of one to three numbers."""
         x, y, z = (*(int(size) for size in grid), 1, 1)[:3]
-        return cls(kernel, (x, y, z), stream, captured)
+        return cls(kernel, (x, y, z), stream, captured, kept)
 
 
 def make_recording(
@@ -93,7 +96,7 @@ def make_recording(
     chunks, lost_events, lost_chunks = memory.drain(stream)
     if options.blocks is not None:  # the recorder in PTX takes every n-th block, and no list
         chunks = chunks[np.isin(chunks[:, layout.WORD_BLOCK], np.array(options.blocks, np.int64))]
-    made = [Made(own.kernel.site_set["hash"], own.captured) for own in launches]
+    made = [Made(own.kernel.site_set["hash"], own.captured, math.prod(own.grid)) for own in launches]
     found = divide(chunks, made, memory.calibration, memory.step_ns)
     strange = len(chunks) - sum(len(own.chunks) for own in found)
     if strange:
@@ -105,19 +108,21 @@ def make_recording(
     for own in found:
         wrote.setdefault(own.made, []).append(own)
     for number, launch in enumerate(launches):
+        if not launch.kept:
+            continue
         for own in wrote.get(number) or ([] if launch.captured else [Found(number, 0, -1, chunks[:0])]):
             member = f"records/{len(records):06d}.u32" if len(own.chunks) else None
             if member:
                 records[member] = own.chunks
             entries.append(_entry(launch, own, member, options))
     if not entries:
-        notes.append("launches were captured in CUDA graphs, and none of these was replayed")
+        notes.append("launches were captured in CUDA graphs, and none of the replays that were asked for was made")
         return None
     entries[-1] |= {"lost_events": lost_events, "lost_chunks": lost_chunks}  # counted over all: the last found no space
     for kernel in kernels:
         kernel.entry["audit"] = _audited(kernel)
     manifest = _manifest(memory, kernels, entries, options)
-    return Recording(manifest, records, _sources(kernels))
+    return Recording(manifest, records, _sources(kernels) if options.source else {})
 
 
 def _chosen(found: list[Found], launches: list[Launch], options: TritonOptions) -> list[Found]:

@@ -124,10 +124,12 @@ def _capturing() -> tuple[Any, Any, Any]:
 
 @dataclass(frozen=True)
 class Made:
-    """A launch that was made, or captured, while recording was on. `hash`: of the kernel's site set."""
+    """A launch that was made, or captured, while recording was on. `hash`: of the kernel's site set; `blocks`: of its
+    grid."""
 
     hash: int
     captured: bool
+    blocks: int = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,8 @@ def divide(chunks: U32, made: list[Made], calibration: list[dict[str, Any]], ste
     for group, launch in _match([hashes[n] for n in last], [made[n].hash for n in rest]):
         grid_id, rows = groups[last[group]]
         out += [Found(rest[launch], k, grid_id, part) for k, part in enumerate(replays(rows, calibration, step_ns))]
-    return sorted(out, key=lambda own: (own.made, own.replay))
+    fits = [own for own in out if int(own.chunks[:, layout.WORD_BLOCK].max()) < made[own.made].blocks]
+    return sorted(fits, key=lambda own: (own.made, own.replay))
 
 
 def is_replayed(chunks: U32) -> bool:

@@ -18,6 +18,7 @@ from tests.unit.instrument import test_recorder as recorder
 from warplens import layout
 from warplens.capture import triton_builds
 from warplens.capture.recording import Recording
+from warplens.capture.request import Request
 from warplens.capture.residency import Launch as Residency
 from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
 from warplens.capture.triton_manifest import Kernel, Launch, make_recording
@@ -398,9 +399,9 @@ class Recorded:
 @pytest.mark.parametrize(
     ("skip", "count", "kept", "switched"),
     [
-        (0, None, [0, 1, 2, 3], [(False, 7)]),
+        (0, None, [0, 1, 2, 3, 7], [(False, 7)]),
         (1, 2, [1, 2], [(False, 7), (True, 7), (False, 7), (True, 99), (False, 7)]),
-        (3, 5, [3], [(False, 7), (True, 7), (False, 7)]),
+        (3, 5, [3, 7], [(False, 7), (True, 7), (False, 7)]),
     ],
 )
 @pytest.mark.usefixtures("fake")
@@ -417,10 +418,42 @@ def test_launches_are_chosen_by_their_number(
         for number in range(4):
             kernel.launch_metadata((number + 1,), 7)
         kernel.launch_metadata((9,), 5)
+        kernel.launch_metadata((8,), 7)  # recording stays on, for the graph may be replayed
         capture.on = False
-        kernel.launch_metadata((9,), 7)
+        kernel.launch_metadata((8,), 7)
         capture._gpu = None
     made = [Launch.of(*own) for own in capture._launches]
-    assert [own.grid[0] - 1 for own in made if not own.captured] == kept
+    assert [own.grid[0] - 1 for own in made if own.kept and not own.captured] == kept
+    assert [own.grid[0] for own in made if not own.kept] == ([] if count is None or skip == 3 else [8])
     assert [own.grid for own in made if own.captured] == [(9, 1, 1)]
     assert memory.switched == switched
+
+
+@pytest.mark.usefixtures("fake")
+def test_grids_and_a_switch_choose_launches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warplens.capture.triton.is_captured", lambda _: False)
+    monkeypatch.setattr("warplens.capture.triton.time", SimpleNamespace(monotonic=iter(range(1, 99)).__next__))
+    marked: Any = SimpleNamespace(name="k")
+    kernel, switch = CompiledKernel(), tmp_path / "on"
+    with TritonCapture(TritonOptions(grids=((4, 1, 1),), switch=str(switch))) as capture:
+        capture._gpu = Recorded()  # type: ignore[assignment]
+        monkeypatch.setattr(capture, "_point", lambda *_: marked)
+        kernel.launch_metadata((4,), 7)
+        switch.touch()
+        kernel.launch_metadata((4,), 7)
+        kernel.launch_metadata((5, 1), 7)
+        switch.unlink()
+        kernel.launch_metadata((4, 1, 1), 7)
+        capture._gpu = None
+    assert [own[1] for own in capture._launches] == [(4,)]
+
+
+def test_what_record_asks_for_and_triton_has_not_is_named() -> None:
+    asked: Any = SimpleNamespace(
+        request=SimpleNamespace(**vars(Request()), keep="newest", policy="stream"), folder="/f"
+    )
+    asked.host = asked.command = None
+    asked.request.warp_mask = 1
+    assert TritonOptions.of(asked).ignored == ("keep",)
+    asked.request.keep = "oldest"
+    assert TritonOptions.of(asked).ignored == ()

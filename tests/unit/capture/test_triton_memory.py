@@ -68,3 +68,9 @@ def test_replays_of_a_graph_share_a_grid_and_are_told_apart_by_the_clock() -> No
 def test_a_grid_that_repeats_without_a_graph_stays_whole() -> None:
     rows = [ended(5, 1, cycles=100), ended(5, 1, cycles=4_000)]
     assert found(rows, [Made(1, False)]) == [(0, 0, 5)]
+
+
+def test_a_grid_with_more_blocks_than_its_launch_is_not_its() -> None:
+    """Two graphs with a launch of one kernel each: which was instantiated first is not known."""
+    assert found([ended(7, 1, block=3)], [Made(1, False, blocks=3)]) == []
+    assert found([ended(7, 1, block=3)], [Made(1, False, blocks=4)]) == [(0, 0, 7)]
