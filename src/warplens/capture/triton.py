@@ -134,8 +134,9 @@ class _Seen:
 class TritonCapture:
     """Records the Triton kernels that the program launches between `start` and `stop`; a context manager too.
 
-    One at a time in a process. `notes`: what was not recorded, a line each. `quiet` keeps them from being shown as
-    warnings. `done`: gets the recording as soon as `launch_count` launches have ended, in a thread of its own.
+    One at a time in a process. `notes`: what was not recorded or not marked, a line each; `told`: those of them that
+    the user was told at once. `quiet` keeps these from being shown as warnings. `done`: gets the recording as soon as
+    `launch_count` launches have ended, in a thread of its own.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class TritonCapture:
     ) -> None:
         self.options = own = options or TritonOptions()
         self.notes: list[str] = []
+        self.told: list[str] = []
         self.on = not own.paused and own.switch is None
         self._looked_s = 0.0
         self.pid = os.getpid()
@@ -245,6 +247,7 @@ class TritonCapture:
         if line in self.notes:
             return
         self.notes.append(line)
+        self.told.append(line)
         if self._quiet:
             return
         try:

@@ -64,7 +64,12 @@ class Kernel:
             "not_measured": "the launches are the program's own: none was added to compare with",
             "mark_cost_cycles": None,
             "audit": None,
-            "instrumented": {"from": "ptx", "level": level, "ptx_target": str(getattr(facts, "arch", ""))},
+            "instrumented": {
+                "from": "ptx",
+                "level": level,
+                "ptx_target": str(getattr(facts, "arch", "")),
+                "left_out": list(getattr(kernel, "warplens_notes", [])),
+            },
         }
         cluster = tuple(getattr(facts, "cluster_dims", None) or (getattr(facts, "num_ctas", 1) or 1, 1, 1))
         warps = -(-launch.threads // 32)

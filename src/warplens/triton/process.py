@@ -65,7 +65,8 @@ class _Process:
         ]
         program = Path(sys.argv[0]).name if getattr(sys, "argv", None) and sys.argv[0] else "python"
         note: dict[str, Any] = {"process": {"pid": self._pid, "program": program}, "kernels": kernels}
-        note |= {"left_out": own.notes, "failed": self._failed}
+        remarks = [line for line in own.notes if line not in own.told]
+        note |= {"left_out": own.told, "remarks": remarks, "failed": self._failed}
         path = self._folder / f"{self._pid}-{_NUMBER}.json"
         path.write_text(json.dumps(note), encoding="utf-8")
 

@@ -170,6 +170,7 @@ def test_launches_of_two_kernels_are_told_apart(gpu: Gpu) -> None:
     counts = dict(trace.spans.group_by("launch").len().iter_rows())
     assert (counts[0], counts[2]) == (3 * 2 * sites, 4 * 2 * sites)
     assert capture.ran == {"straight": (2, 2), "loop": (1, 1)}
+    assert all(own["instrumented"]["left_out"] == [] for own in trace.manifest["kernels"])
 
 
 @pytest.mark.parametrize(("skip", "count", "kept"), [(0, 2, [1, 2]), (2, 1, [3]), (3, None, [4, 5]), (9, None, [])])

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from warplens.cli.record import _tell_left_out
+
 STAND_IN = """
 from types import ModuleType as _Module, SimpleNamespace as _Space
 import sys as _sys
@@ -91,3 +93,11 @@ def test_a_fork_does_not_record_for_its_parent(tmp_path: Path) -> None:
     program = PROGRAM.replace("sys.exit(3)", "import os\nif os.fork() == 0: raise SystemExit\nos.wait()")
     done = recorded(tmp_path, program)
     assert (done.stdout.count("ran"), done.stderr.count("k is not marked")) == (1, 1)
+
+
+def test_what_is_not_marked_is_listed_as_far_as_it_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    _tell_left_out([{"remarks": [f"k: {number} waits not marked" for number in range(40)]}])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "not marked: k: 0 waits not marked"
+    assert lines[-1] == "not marked: 10 more, in the traces' manifests"
+    assert len(lines) == 31
