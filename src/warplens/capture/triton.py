@@ -117,7 +117,7 @@ class TritonOptions:
     @property
     def key(self) -> str:
         """Keeps kernels that are compiled while recording apart from others: marks in their source are in them."""
-        facts = (__version__, self.kernels, self.selection.level, self.selection.sites, self.selection.kinds)
+        facts = (__version__, self.kernels, self.selection)
         return "warplens-" + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
