@@ -116,7 +116,7 @@ class TritonOptions:
 
     @property
     def key(self) -> str:
-        """Keeps kernels that are compiled while recording apart from others: marks in their source are in them."""
+        """Names everything that shapes the machine code: kernels of different keys never share a cache."""
         facts = (__version__, self.kernels, self.selection)
         return "warplens-" + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 

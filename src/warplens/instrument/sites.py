@@ -22,6 +22,7 @@ from warplens.instrument.waits import Waits, is_idle, notable
 from warplens.layout import Control, Verb
 
 LEVELS: Final = ("off", "coarse", "waits", "all")
+"""With "off" there are the marks that stand in the source alone, which all levels have."""
 KINDS: Final = ("phase", "wait", "arrive", "mark")
 MOST_IDLE: Final = 8
 """Instructions of a phase between two waits that is not told apart: the first wait is shown longer by them."""
@@ -66,8 +67,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is marked. `level`: one of LEVELS; "off" leaves marks that stand in the source, which all levels have.
-    `sites`: regular expression that a site's name must hold. `kinds`: None for all of them.
+    """What is marked. `level`: one of LEVELS. `sites`: regular expression that a site's name must hold. `kinds`: None
+    for all of them.
 
     Raises UsageError for what cannot be meant.
     """
@@ -110,15 +111,15 @@ class Planner:
             raise PtxError(f"{self._flow.function.name} has no instructions")
         waits = Waits(self._flow)
         self._site(0, "phase", "", "")  # the kernel's begin; it is named with the phases below
+        of_source = source_marks(self._flow)
+        for own in of_source:
+            self._of_source(own)
         if self._selection.level != "off":
             for wait in waits.waits:
                 self._wait(wait)
         if self._selection.level == "all":
             for instant in waits.instants:
                 self._instant(instant)
-        of_source = source_marks(self._flow)
-        for own in of_source:
-            self._of_source(own)
         self._marks.sort(key=lambda mark: mark.place)
         self._merge()
         self._name_phases()
