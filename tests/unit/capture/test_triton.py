@@ -449,10 +449,8 @@ def test_grids_and_a_switch_choose_launches_too(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_record_asks_for_and_triton_has_not_is_named() -> None:
-    asked: Any = SimpleNamespace(
-        request=SimpleNamespace(**vars(Request()), keep="newest", policy="stream"), folder="/f"
-    )
-    asked.host = asked.command = None
+    request = SimpleNamespace(**{**vars(Request()), "keep": "newest", "policy": "stream"})
+    asked: Any = SimpleNamespace(request=request, folder="/f", host=None, command=None)
     asked.request.warp_mask = 1
     assert TritonOptions.of(asked).ignored == ("keep",)
     asked.request.keep = "oldest"
