@@ -38,6 +38,7 @@ _OF_OTHERS: Final = {
     "keep": ("oldest",),
     "cold_l2": (False,),
     "replay": (False,),
+    "nvtx_include": (None,),
 }
 """Options of `warplens record` that Triton's kernels do not have, and what asks for nothing special."""
 
@@ -98,6 +99,7 @@ class TritonOptions:
         ignored = [name for name, usual in _OF_OTHERS.items() if getattr(request, name, usual[0]) not in usual]
         return cls(
             kernels=request.kernels,
+            selection=Selection(request.auto, request.sites),
             capacity_bytes=request.capacity_bytes,
             every_block=request.every_block,
             warp_mask=request.warp_mask,

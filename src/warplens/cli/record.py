@@ -19,6 +19,7 @@ import click
 from warplens.cli.exits import LOSSES, MISSING
 from warplens.cli.output import finish, number_list, quoted
 from warplens.errors import FileError, UsageError
+from warplens.instrument.sites import LEVELS
 from warplens.render.escape import visible
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -51,6 +52,8 @@ def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option("--note", metavar="TEXT", help="Text that the trace keeps and shows.")
 @click.option("--host", is_flag=True, help="Say in the trace on which host it was made.")
 @click.option("--command", is_flag=True, help="Say in the trace with which command it was made.")
+@click.option("--auto", type=click.Choice(LEVELS), default="waits", help="Marks of Triton's kernels.")
+@click.option("--sites", metavar="REGEX", help="Only marks of Triton's kernels in whose name this is found.")
 @click.option("-m", "--module", is_flag=True, help="CMD is a Python module.")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED)
 def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], **options: Any) -> int:
