@@ -60,8 +60,9 @@ class _Process:
         if not ran and not own.notes:
             return
         kernels = [
-            {"name": name, "launches": seen, "recorded": kept, "matches": own.takes(name), "without_marks": not kept}
+            {"name": name, "launches": seen, "recorded": kept, "matches": fits, "without_marks": fits and not kept}
             for name, (seen, kept) in ran.items()
+            for fits in [own.takes(name)]
         ]
         program = Path(sys.argv[0]).name if getattr(sys, "argv", None) and sys.argv[0] else "python"
         note: dict[str, Any] = {"process": {"pid": self._pid, "program": program}, "kernels": kernels}

@@ -46,7 +46,9 @@ sys.exit(3)
 """
 
 
-def recorded(place: Path, program: str = PROGRAM, **how: Any) -> subprocess.CompletedProcess[str]:
+def recorded(
+    place: Path, program: str = PROGRAM, *, options: tuple[str, ...] = (), **how: Any
+) -> subprocess.CompletedProcess[str]:
     package = place / "lib" / "triton"
     package.mkdir(parents=True)
     facts = {"version": "3.6.0", "interpret": False, "backend": "cuda", "cache": str(place), **how}
@@ -54,7 +56,7 @@ def recorded(place: Path, program: str = PROGRAM, **how: Any) -> subprocess.Comp
     (place / "program.py").write_text(program, encoding="utf-8")
     source = str(Path(__file__).parents[3] / "src")
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place / "lib"), source])}
-    command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "program.py"]
+    command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", *options, "program.py"]
     return subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, timeout=100)
 
 
@@ -81,6 +83,12 @@ def test_what_cannot_be_recorded_is_one_line_and_the_program_goes_on(
 def test_kernels_that_ran_without_marks_are_listed(tmp_path: Path) -> None:
     done = recorded(tmp_path)
     assert "1  k  (has no marks that ran)" in done.stderr
+
+
+def test_kernels_that_were_not_asked_for_are_listed_and_run_as_ever(tmp_path: Path) -> None:
+    done = recorded(tmp_path, options=("-k", "other"))
+    assert "1  k  (does not match -k)" in done.stderr
+    assert "not recorded: k" not in done.stderr
 
 
 def test_a_triton_that_fails_at_its_import_fails_as_ever(tmp_path: Path) -> None:
