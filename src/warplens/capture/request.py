@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote_plus, urlencode
 
 from warplens.capture.options import KEEPS, POLICIES
 from warplens.errors import UsageError
+from warplens.instrument import Selection
 
 VARIABLE: Final = "WARPLENS_RECORD"
 VERSION: Final = 1
@@ -61,6 +62,9 @@ class Request:
     - source: put the texts that sites stand in into the trace, 1 MB at most.
     - note: text that is kept in the trace and shown.
     - host, command: say in the trace on which host, or with which command, it was made.
+    - auto: marks of kernels that have none in CUDA C++, which are Triton's: "off" (those of their source alone),
+      "coarse" (waits outside of loops too), "waits", "all" (arrivals, issues and fences too).
+    - sites: a regular expression that must be found in the name of such a mark's site; None is all.
     """
 
     kernels: str | None = None
@@ -84,8 +88,11 @@ class Request:
     note: str | None = None
     host: bool = False
     command: bool = False
+    auto: str = "waits"
+    sites: str | None = None
 
     def __post_init__(self) -> None:
+        Selection(self.auto, self.sites)  # raises UsageError for what cannot be meant
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -168,6 +175,7 @@ def to_text(request: Request, folder: str, *, host: str | None = None, command: 
     for name, value in (("note", request.note), ("host", host), ("command", command)):
         if value is not None:
             keys[name] = _SURROGATES.sub(_NO_TEXT, json.dumps(value, ensure_ascii=False))
+    keys |= {"auto": request.auto, "sites": request.sites or ""}
     text = urlencode(keys, errors="surrogateescape")  # paths and names need not be UTF-8
     if len(text) > MAX_TEXT_BYTES:
         longest = max(_SHORTER, key=lambda name: len(quote_plus(str(keys.get(name, "")), errors="surrogateescape")))
@@ -209,6 +217,8 @@ def from_text(text: str) -> Asked | None:
             return None
         mask = int(keys["warp_mask"])
         request = Request(
+            auto=keys["auto"],
+            sites=keys["sites"] or None,
             kernels=keys["kernels"] or None,
             launch_skip=int(keys["launch_skip"]),
             launch_count=int(keys["launch_count"]),

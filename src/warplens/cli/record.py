@@ -21,6 +21,7 @@ from warplens.capture.options import KEEPS, POLICIES
 from warplens.cli.exits import LOSSES, MISSING
 from warplens.cli.output import finish, number_list, quoted
 from warplens.errors import FileError, UsageError
+from warplens.instrument.sites import LEVELS
 from warplens.render.escape import visible
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -75,6 +76,8 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("--note", metavar="TEXT", help="Text that the trace keeps and shows.")
 @click.option("--host", is_flag=True, help="Say in the trace on which host it was made.")
 @click.option("--command", is_flag=True, help="Say in the trace with which command it was made.")
+@click.option("--auto", type=click.Choice(LEVELS), default="waits", help="Marks of Triton's kernels.")
+@click.option("--sites", metavar="REGEX", help="Only marks of Triton's kernels in whose name this is found.")
 @click.option("-m", "--module", is_flag=True, help="CMD is a Python module.")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED)
 def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], **options: Any) -> int:
@@ -170,6 +173,11 @@ def _tell_left_out(notes: list[dict[str, Any]]) -> None:
     for note in notes:
         for text in note.get("left_out") or []:
             click.echo(f"not recorded: {visible(text, limit=200)}", err=True)
+    remarks = [text for note in notes for text in note.get("remarks") or []]
+    for text in remarks[:_LISTED]:
+        click.echo(f"not marked: {visible(text, limit=300)}", err=True)
+    if len(remarks) > _LISTED:
+        click.echo(f"not marked: {len(remarks) - _LISTED:,} more, in the traces' manifests", err=True)
 
 
 def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
@@ -186,14 +194,15 @@ def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
         key = str(kernel.get("name")), why
         counts[key] = counts.get(key, 0) + int(kernel.get("launches") or 0)
     if counts:
-        click.echo("kernels that ran in files with warplens/host.hpp, and of warplens.Kernel:", err=True)
+        click.echo("kernels that ran in files with warplens/host.hpp, of Triton, and of warplens.Kernel:", err=True)
     for (name, why), launches in sorted(counts.items(), key=lambda item: -item[1])[:_LISTED]:
         click.echo(f"  {launches:>9,}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
     loaded = sorted({str(name) for note in notes for name in note.get("python") or []})
     if loaded:
         click.echo(
-            f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels are not seen.", err=True
+            f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels, but Triton's, are not seen.",
+            err=True,
         )
     if not counts:
-        text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, and those of"
-        click.echo(f"{text} warplens.Kernel", err=True)
+        text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, of Triton's"
+        click.echo(f"{text} kernels, and those of warplens.Kernel", err=True)

@@ -170,3 +170,13 @@ def test_a_rank_is_that_of_torchrun_mpi_or_slurm(environment: dict[str, str], ra
 def test_options_that_are_too_long_are_named(request_: Request, command: list[str] | None, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         to_text(request_, "/x", command=command)
+
+
+def test_marks_of_tritons_kernels_are_chosen_and_checked() -> None:
+    asked = from_text(to_text(Request(auto="all", sites="mbarrier|&="), "/f"))
+    assert asked is not None
+    assert (asked.request.auto, asked.request.sites) == ("all", "mbarrier|&=")
+    with pytest.raises(UsageError, match="level 'some'"):
+        Request(auto="some")
+    with pytest.raises(UsageError, match="no regular expression"):
+        Request(sites="(")
