@@ -120,6 +120,15 @@ struct Choice {
     return {recorded, low(read_gridid())};
   }
 
+  // May any warp of this block be recorded? The same for all warps of a block: in a window of launches, which each of
+  // them looks up for itself, it may be.
+  __device__ __forceinline__ bool may_record_block() const {
+    if (warp_mask == 0) return false;
+    if (rotate_right(linear_block() * every_inverse, more % 32u) > every_limit) return false;
+    if (kStepsOnly || (more & (layout::kChoiceList | layout::kChoiceWindow)) != layout::kChoiceList) return true;
+    return choose_further(more).recorded;
+  }
+
   // Is this iteration of a loop one of those between every n-th?
   __device__ __forceinline__ bool leaves_out(u32 iteration) const {
     const u32 every = kAllRecorded ? 0u : more >> layout::kChoiceIterationShift;
