@@ -4,7 +4,7 @@ In: a GPU, torch, Triton 3.6 or newer with Proton. Out: JSON with all raw times 
 same kernels below: Proton at its scopes, warplens at the waits that it finds in their PTX, all of them or as many as
 give the number of records that the scopes give. A round times each variant once, in random order, each a batch of
 launches between two events, behind a pause in which they are submitted. Proton's copy and parse behind each launch is
-left out of these times; a whole recording of some launches, until the file is written, is timed by the wall clock
+left out of these times; a whole recording of one launch, until the file is written, is timed by the wall clock
 apart. What is dropped is counted: records that the scopes should have made and that are not in the file.
 
     python benchmarks/triton_proton.py -o benchmarks/results/triton_proton.json
@@ -39,8 +39,6 @@ from warplens.instrument import Selection
 from warplens.trace import Trace
 
 LAUNCHES = 5
-WHOLE = 1
-"""Launches of a whole recording."""
 SEED = 20261130
 SPAN = re.compile(r'"ph":\s*"X"')
 PAUSE_CYCLES = 6_000_000  # 3 ms, in which a batch is submitted
@@ -49,12 +47,12 @@ RESAMPLES = 10_000
 
 @dataclass
 class Compared:
-    """A case, the records that its scopes make in a warp, its warps, and the sites that make about as many."""
+    """A case, the records that its scopes make in a warp, its warps, and the selection that makes about as many."""
 
     case: Case
     records_a_warp: int
     warps: int
-    sites: str
+    chosen: Selection
 
     @property
     def records(self) -> int:
@@ -72,7 +70,7 @@ def matmul_case(size: int, depth: int) -> Compared:
         return kernels.matmul[grid](a, b, c, size, size, depth, **blocks)
 
     case = Case(f"matmul {size} x {size} x {depth}", launch, c)
-    return Compared(case, 4 * depth // 64, 8 * math.prod(grid), r"wait (cp\.async|wgmma)")
+    return Compared(case, 4 * depth // 64, 8 * math.prod(grid), Selection(sites=r"wait (cp\.async|wgmma)"))
 
 
 def rms_norm_case(rows: int, width: int) -> Compared:
@@ -82,7 +80,7 @@ def rms_norm_case(rows: int, width: int) -> Compared:
     def launch() -> Any:
         return kernels.rms_norm[(rows,)](x, y, w, width, 1e-6, BLOCK=triton.next_power_of_2(width), num_warps=8)
 
-    return Compared(Case(f"RMSNorm {rows} x {width}", launch, y), 8, 8 * rows, "(?:)")
+    return Compared(Case(f"RMSNorm {rows} x {width}", launch, y), 8, 8 * rows, Selection("all"))
 
 
 CASES: dict[str, Callable[[], Compared]] = {
@@ -114,63 +112,46 @@ def without_copies() -> Iterator[None]:
         hook.enter, hook.exit = before
 
 
-def proton_counts(compared: Compared, mode: str, folder: Path) -> dict[str, Any]:
-    """What a whole recording with `mode` takes, and what is in its file."""
-    case, facts = compared.case, dict[str, Any](mode=mode)
-    for key in ("first_recording_s", "whole_recording_s"):
-        begin_s = time.monotonic()
-        proton.start(str(folder / "counted"), data="trace", backend="instrumentation", mode=mode)
-        compiled = [case.launch() for _ in range(WHOLE)][-1]
-        torch.cuda.synchronize()
-        proton.finalize()
-        facts[key] = time.monotonic() - begin_s
-    facts |= {"registers": compiled.n_regs, "spills": compiled.n_spills, "shared_bytes": compiled.metadata.shared}
-    files = list(folder.glob("counted*"))
-    facts["file_bytes"] = sum(file.stat().st_size for file in files)
-    spans = sum(len(SPAN.findall(file.read_text(encoding="utf-8"))) for file in files)
-    for file in files:
-        file.unlink()
-    return facts | {"records": 2 * spans / WHOLE, "dropped": compared.records - 2 * spans / WHOLE}
+def start_proton(name: str, mode: str, folder: Path, data: str) -> None:
+    """A session; there can be one alone, of one mode, at a time."""
+    proton.start(str(folder / name.replace(" ", "_")), data=data, backend="instrumentation", mode=mode)
 
 
-def proton_variant(compared: Compared, name: str, facts: dict[str, Any], folder: Path) -> Variant:
-    """Proton in a session of its own, which is active while the variant is on."""
-    launch = compared.case.launch
-    where = str(folder / name.replace(" ", "_"))
-    session = proton.start(where, data="tree", backend="instrumentation", mode=facts["mode"])
-    with without_copies():
-        launch()
-    proton.deactivate(session)
+def proton_variant(compared: Compared, name: str, mode: str, folder: Path) -> Variant:
+    """Proton with `mode`; what a launch leaves in its file is counted first."""
+    case = compared.case
 
     @contextmanager
     def on() -> Iterator[None]:
-        proton.activate(session)
+        start_proton(name, mode, folder, "tree")
         try:
             with without_copies():
                 yield
         finally:
-            proton.deactivate(session)
+            proton.finalize()
 
-    return Variant(name, launch, on, facts=facts)
+    with on():
+        compiled = case.launch()
+    facts = {"mode": mode, "registers": compiled.n_regs, "spills": compiled.n_spills}
+    facts["shared_bytes"] = compiled.metadata.shared
+    begin_s = time.monotonic()
+    start_proton("counted", mode, folder, "trace")
+    case.launch()
+    torch.cuda.synchronize()
+    proton.finalize()
+    facts["whole_recording_s"] = time.monotonic() - begin_s
+    files = list(folder.glob("counted*"))
+    facts["file_bytes"] = sum(file.stat().st_size for file in files)
+    records = 2 * sum(len(SPAN.findall(file.read_text(encoding="utf-8"))) for file in files)
+    for file in files:
+        file.unlink()
+    return Variant(name, case.launch, on, facts=facts | {"records": records, "dropped": compared.records - records})
 
 
 def warplens_variant(compared: Compared, name: str, selection: Selection, folder: Path) -> Variant:
     """warplens at the sites of a selection; what a launch leaves in its file is counted first."""
     case, options = compared.case, TritonOptions(selection=selection, capacity_bytes=2 << 30)
     path, facts = folder / "whole.wlens", dict[str, Any](level=selection.level, sites=selection.sites)
-    for key in ("first_recording_s", "whole_recording_s"):
-        begin_s = time.monotonic()
-        with TritonCapture(options) as whole:
-            for _ in range(WHOLE):
-                case.launch()
-        recording = whole.recording()
-        assert recording is not None
-        trace = Trace.from_recording(recording)
-        trace.save(path)
-        facts[key] = time.monotonic() - begin_s
-    facts["file_bytes"] = path.stat().st_size
-    events, lost = (int(trace.launches[key].sum()) for key in ("events", "lost_events"))
-    facts |= {"records": events / WHOLE, "dropped": lost / WHOLE, "spans": trace.spans.height / WHOLE}
     own: list[Any] = []
     capture = TritonCapture(options)
     capture.start()
@@ -179,6 +160,16 @@ def warplens_variant(compared: Compared, name: str, selection: Selection, folder
     facts["notes"] = capture.notes
     while capture._undo:
         capture._undo.pop()()
+    begin_s = time.monotonic()
+    with TritonCapture(options) as whole:
+        case.launch()
+    recording = whole.recording()
+    assert recording is not None
+    trace = Trace.from_recording(recording)
+    trace.save(path)
+    facts["whole_recording_s"] = time.monotonic() - begin_s
+    events, lost = (int(trace.launches[key].sum()) for key in ("events", "lost_events"))
+    facts |= {"file_bytes": path.stat().st_size, "records": events, "dropped": lost, "spans": trace.spans.height}
 
     def clear() -> None:
         if capture._gpu is not None:
@@ -196,11 +187,9 @@ def prepare(compared: Compared, folder: Path) -> list[Variant]:
     variants[0].facts = {"registers": own[0].n_regs, "spills": own[0].n_spills, "shared_bytes": own[0].metadata.shared}
     room = 8 * 8 * compared.records_a_warp  # 8 bytes a record, 8 warps
     modes = {"proton": "default", "proton, room for all": f"default:buffer_size={room}"}
-    # All are counted before one is timed: proton.finalize() ends every session that there is.
-    counts = {name: attempt(name, proton_counts, compared, mode, folder) for name, mode in modes.items()}
-    made = [attempt(name, proton_variant, compared, name, facts, folder) for name, facts in counts.items() if facts]
-    for name, sites in (("warplens, waits", None), ("warplens, chosen sites", compared.sites)):
-        made.append(attempt(name, warplens_variant, compared, name, Selection(sites=sites), folder))
+    made = [attempt(name, proton_variant, compared, name, mode, folder) for name, mode in modes.items()]
+    for name, selection in (("warplens, waits", Selection()), ("warplens, chosen sites", compared.chosen)):
+        made.append(attempt(name, warplens_variant, compared, name, selection, folder))
     for variant in filter(None, made):
         case.out.zero_()
         with variant.on():
@@ -265,7 +254,6 @@ def one(name: str, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         variants = prepare(compared, Path(folder))
         times = measure(variants, rounds)
-        proton.finalize()
     rows = [
         {"name": v.name, **v.facts, "ratio": ratio(times[v.name], times["clean"]), "times_ns": times[v.name]}
         for v in variants
@@ -298,7 +286,7 @@ def main() -> None:
         "command": f"python benchmarks/triton_proton.py --rounds={arguments.rounds} -o {arguments.output.name}",
         "device": before,
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda},
-        "method": {"launches_a_sample": LAUNCHES, "launches_of_a_whole_recording": WHOLE, "seed": SEED},
+        "method": {"launches_a_sample": LAUNCHES, "seed": SEED},
         "cases": [],
     }
     for name in arguments.only.split(","):

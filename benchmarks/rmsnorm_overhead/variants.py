@@ -35,10 +35,25 @@ CHOICES: dict[str, dict[str, int]] = {
 }
 SPLIT = "two bodies"
 CHOICES |= {f"{name}, {SPLIT}": choice for name, choice in CHOICES.items()}
+EVERY = "warplens, one block in eight, known to the compiler"
+UNSEEN = "warplens, in a program that nobody records"
+TWICE = tuple(f"{name}, {SPLIT}" for name in (EVERY, UNSEEN))
 PAID = "warplens, a payload with each mark"
 POLICIES = {"warplens, stream": "stream", "warplens, live": "live"}
 NEWEST = "warplens, keep newest"
-VARIANTS = ("clean", "warplens", *CHOICES, *POLICIES, NEWEST, PAID, *recorders.RIVALS, *recorders.ABLATIONS)
+VARIANTS = (
+    "clean",
+    "warplens",
+    *CHOICES,
+    EVERY,
+    UNSEEN,
+    *TWICE,
+    *POLICIES,
+    NEWEST,
+    PAID,
+    *recorders.RIVALS,
+    *recorders.ABLATIONS,
+)
 
 
 def checked(result: tuple[Any, ...]) -> Any:
@@ -215,6 +230,28 @@ class Chosen(Warplens):
         return recorders.split_source() if SPLIT in self.name else super().source()
 
 
+class Every(Warplens):
+    """The build that `Kernel.record(every_block=8)` makes, which knows the step."""
+
+    record_options = RecordOptions(every_block=8)
+    choice: ClassVar[dict[str, int]] = {"every_block": 8}
+
+    def source(self) -> str:
+        """The demo's kernel, or that with two bodies."""
+        return recorders.split_source() if SPLIT in self.name else super().source()
+
+
+class Unseen(Variant):
+    """A build for no arena, as nvcc makes one, in a module that no host has told of one: nothing is recorded."""
+
+    traced = True
+    options = ("-DWARPLENS_1D", "-DWARPLENS_NO_CLUSTER", "--maxrregcount=32")
+
+    def source(self) -> str:
+        """The demo's kernel, or that with two bodies."""
+        return recorders.split_source() if SPLIT in self.name else super().source()
+
+
 class Paid(Warplens):
     """Each mark but the end carries a payload, one record more."""
 
@@ -305,6 +342,7 @@ def make_variant(name: str, workload: Workload, arch: str) -> Variant:
         **dict.fromkeys(POLICIES, Streamed),
         NEWEST: Newest,
         PAID: Paid,
+        **{name: Every if EVERY in name else Unseen for name in (EVERY, UNSEEN, *TWICE)},
         **dict.fromkeys(recorders.ABLATIONS, Ablated),
     }
     return kinds.get(name, Rival)(name, workload, arch)

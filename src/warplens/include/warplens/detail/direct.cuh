@@ -149,8 +149,8 @@ class Direct {
   // its first chunk: about 1,000 cycles on an H200, of which no phase of the kernel then has any. `packed` does not
   // wait for its chunk, so that both tell the same life of a warp.
   __device__ __forceinline__ u64 open(u64 now) {
+    epoch_ = low(now >> kEpochShift);  // in front of the call, over which few registers are kept
     place_ = open_chunk<kCodeBits, kLive>(place_, now, sequence_, events_, choice_);
-    epoch_ = low(now >> kEpochShift);
     slots_ = layout::kRecordSlots;
     events_ = 0;
     if (sequence_ == 0) {
