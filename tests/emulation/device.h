@@ -82,7 +82,6 @@ constexpr u32 low(u64 value) { return static_cast<u32>(value); }
 constexpr u32 high(u64 value) { return static_cast<u32>(value >> 32); }
 
 inline u64 read_clock() { return emulated::clock(); }
-inline u64 read_clock_again() { return emulated::clock_again(); }
 inline u32 read_clock_low() { return low(emulated::clock()); }
 inline u64 read_globaltimer() { return emulated::globaltimer(); }
 inline u32 read_laneid() { return emulated::lane(); }

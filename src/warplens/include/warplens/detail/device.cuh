@@ -49,9 +49,6 @@ __device__ __forceinline__ u64 read_clock() {
   return value;
 }
 
-// For a mark whose first read came too early. Apart, because the clock of the tests' emulation goes on with each read.
-__device__ __forceinline__ u64 read_clock_again() { return read_clock(); }
-
 __device__ __forceinline__ u32 read_clock_low() {
   u32 value;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(value)::"memory");

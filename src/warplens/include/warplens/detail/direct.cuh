@@ -92,9 +92,9 @@ class Direct {
 
   __device__ __forceinline__ void put(u32 code, u32 id, u32 payload, bool after_wait) {
     if (after_wait) settle();
-    u64 now = read_clock();  // not a mark where `open` reads it again
+    const u64 now = read_clock();
     const u32 words = 1u + ((code & layout::kCodeId) != 0) + ((code & layout::kCodePayload) != 0);
-    if (slots_ < words || low(now >> kEpochShift) - epoch_ > 1u) now = open(now);
+    if (slots_ < words || low(now >> kEpochShift) - epoch_ > 1u) open(now);
     // The event last: where it is seen, its id and payload are there. The fence behind it holds for the place too.
     const bool has_id = (code & layout::kCodeId) != 0;
     if ((code & layout::kCodePayload) != 0) store(has_id ? 2u : 1u, payload);
@@ -145,19 +145,12 @@ class Direct {
     if (kLive) fence_system();
   }
 
-  // Returns the clock that the mark is to have. A warp's first one is read behind the round trip to memory that begins
-  // its first chunk: about 1,000 cycles on an H200, of which no phase of the kernel then has any. `packed` does not
-  // wait for its chunk, so that both tell the same life of a warp.
-  __device__ __forceinline__ u64 open(u64 now) {
-    epoch_ = low(now >> kEpochShift);  // in front of the call, over which few registers are kept
+  __device__ __forceinline__ void open(u64 now) {
+    if (sequence_ == 0) begin_globaltimer_ = low(read_globaltimer());
     place_ = open_chunk<kCodeBits, kLive>(place_, now, sequence_, events_, choice_);
+    epoch_ = low(now >> kEpochShift);
     slots_ = layout::kRecordSlots;
     events_ = 0;
-    if (sequence_ == 0) {
-      now = read_clock_again();
-      begin_globaltimer_ = low(read_globaltimer());
-    }
-    return now;
   }
 
   // Where this warp now is, for one who looks at a kernel that hangs: by SM and by the SM's own number of the warp.
