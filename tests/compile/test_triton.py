@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [
-    pytest.mark.compile,
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton: pip install triton"),
-]
+pytestmark = pytest.mark.compile
 
 
 def run(cache: Path, name: str, *arguments: str) -> Any:
