@@ -5,6 +5,7 @@ In: NVRTC and nvdisasm. Out: benchmarks/results/audit.json: seconds are the best
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -69,6 +70,7 @@ def measured(arch: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     head = described("python benchmarks/audit.py", "nvidia-cuda-nvrtc", "nvidia-cuda-nvdisasm", "numpy")
     load = os.getloadavg()[0]
     architectures = {arch: measured(arch) for arch in ARCHITECTURES}

@@ -8,6 +8,7 @@ Run from the checkout, on a quiet machine: `python benchmarks/decode.py`.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -102,6 +103,7 @@ def summary_s(path: Path) -> list[float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     load = os.getloadavg()
     phases = fake_recording(blocks=5560, warps=20, phases=8, sms=132)
     nested = nested_recording(blocks=500, warps=20, iterations=10, distinct=64)

@@ -11,6 +11,7 @@ Run from the checkout, on a quiet machine: `python benchmarks/perfetto.py`.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -87,6 +88,7 @@ def levels(trace: Any, folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     load = os.getloadavg()
     recorded = warplens.open(RECORDING)
     nested = warplens.Trace.from_recording(nested_recording(blocks=834, warps=20, iterations=10, distinct=64))
