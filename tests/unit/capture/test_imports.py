@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import importlib.util
 import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,3 +35,56 @@ def test_a_wish_that_is_forgotten_leaves_nothing() -> None:
     finders = list(sys.meta_path)
     when_imported("wl_never", lambda: None)()
     assert sys.meta_path == finders
+
+
+@pytest.fixture
+def awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What was heard of the module `wl_awaited`, which is waited for."""
+    (tmp_path / "wl_awaited.py").write_text("loader = __loader__\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    finders, seen = list(sys.meta_path), []
+    when_imported("wl_awaited", lambda: seen.append("first"))
+    when_imported("wl_awaited", lambda: seen.append("second"))
+    yield seen
+    sys.modules.pop("wl_awaited", None)
+    sys.meta_path[:] = finders
+
+
+def test_a_program_that_asks_whether_a_module_is_there_imports_it_later(awaited: list[str]) -> None:
+    asked = importlib.util.find_spec("wl_awaited")
+    assert asked is not None
+    assert copy.copy(asked.loader) is not None
+    assert awaited == []
+    module = importlib.import_module("wl_awaited")
+    assert awaited == ["first", "second"]
+    assert type(module.loader) is type(module.__loader__) is SourceFileLoader
+    importlib.reload(module)
+    assert awaited == ["first", "second"]
+
+
+def test_an_import_that_fails_is_waited_for_again(awaited: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", [])
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("wl_awaited")
+    importlib.import_module("wl_awaited")
+    assert awaited == ["first", "second"]
+
+
+def test_a_loader_that_takes_no_attributes_loads_as_ever(awaited: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loader:
+        __slots__ = ()
+
+        def create_module(self, spec: object) -> None:
+            del spec
+
+        def exec_module(self, module: ModuleType) -> None:
+            module.__dict__["value"] = 3
+
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+            return ModuleSpec(name, Loader()) if name == "wl_awaited" else None  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:2], Finder(), *sys.meta_path[2:]])
+    assert importlib.import_module("wl_awaited").value == 3
+    assert awaited == ["first", "second"]

@@ -97,6 +97,19 @@ def test_a_triton_that_fails_at_its_import_fails_as_ever(tmp_path: Path) -> None
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import importlib.util\nassert importlib.util.find_spec('triton') is not None",
+        "import sys\npath, sys.path[:] = sys.path[:], []\ntry: import triton\nexcept ImportError: sys.path[:] = path",
+    ],
+    ids=["asked for", "not found at first"],
+)
+def test_kernels_are_seen_of_a_triton_that_was(before: str, tmp_path: Path) -> None:
+    done = recorded(tmp_path, f"{before}\n{PROGRAM}")
+    assert "1  k  (has no marks that ran)" in done.stderr
+
+
 def test_a_fork_does_not_record_for_its_parent(tmp_path: Path) -> None:
     program = PROGRAM.replace("sys.exit(3)", "import os\nif os.fork() == 0: raise SystemExit\nos.wait()")
     done = recorded(tmp_path, program)

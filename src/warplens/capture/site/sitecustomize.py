@@ -64,26 +64,37 @@ def _arm() -> None:
 
 
 class _Watch:
-    """A finder that finds nothing, and waits for the program to import Triton: then its kernels are recorded."""
+    """A finder that finds nothing, and waits for the program to import Triton: then its kernels are recorded.
 
-    def find_spec(self, name, path=None, _target=None):  # type: ignore[no-untyped-def]
-        if name != "triton" or path is not None:
+    capture/imports.py has the same, and says why it is so.
+    """
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name != "triton" or path is not None or self not in sys.meta_path:
             return None
-        sys.meta_path[:] = [own for own in sys.meta_path if own is not self]
-        import importlib.util
-
-        spec = importlib.util.find_spec(name)
-        loader = getattr(spec, "loader", None)
-        execute = getattr(loader, "exec_module", None)
-        if loader is None or execute is None:
-            return spec
-
-        def and_record(module):  # type: ignore[no-untyped-def]
-            execute(module)
-            _record_triton()
-
-        loader.exec_module = and_record
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))
+        spec = next((found for found in specs if found is not None), None)
+        if hasattr(getattr(spec, "loader", None), "exec_module"):
+            spec.loader = _Loader(spec.loader, self)
         return spec
+
+
+class _Loader:
+    """The module's own loader, which it has again when its code runs."""
+
+    def __init__(self, own, watch) -> None:  # type: ignore[no-untyped-def]
+        self._own, self._watch = own, watch
+
+    def __getattr__(self, name):  # type: ignore[no-untyped-def]
+        return getattr(vars(self).get("_own"), name)  # a copy has none yet
+
+    def exec_module(self, module) -> None:  # type: ignore[no-untyped-def]
+        module.__loader__ = module.__spec__.loader = self._own
+        self._own.exec_module(module)
+        if self._watch in sys.meta_path:
+            sys.meta_path[:] = [own for own in sys.meta_path if own is not self._watch]
+            _record_triton()
 
 
 def _record_triton() -> None:
@@ -96,7 +107,8 @@ def _record_triton() -> None:
 
         begin()
     except Exception as error:
-        sys.stderr.write(f"warplens: Triton kernels of this process ({os.getpid()}) are not recorded: {error}\n")
+        if sys.stderr is not None:  # as where it was closed before the start
+            sys.stderr.write(f"warplens: Triton kernels of this process ({os.getpid()}) are not recorded: {error}\n")
     finally:
         sys.path.remove(os.path.dirname(package))
 
