@@ -13,7 +13,6 @@ import hashlib
 import importlib
 import os
 import re
-import sys
 import threading
 import time
 import warnings
@@ -26,6 +25,7 @@ from warplens.capture import driver, triton_inductor
 from warplens.capture.modules import read_site_sets
 from warplens.capture.recording import Recording
 from warplens.capture.request import Asked
+from warplens.capture.tell import tell
 from warplens.capture.triton_builds import Choice, assembler, mark
 from warplens.capture.triton_hooks import Hooks, unfit
 from warplens.capture.triton_manifest import Kernel, Launch, make_recording
@@ -255,7 +255,7 @@ class TritonCapture:
         try:
             warnings.warn(f"warplens: {line}", TritonWarning, stacklevel=3)
         except TritonWarning:  # warnings are errors in the program, and this one would be
-            sys.stderr.write(f"warplens: {line}\n")
+            tell(line)
 
     def _mark(self, kernel: Any) -> None:
         """Gives a kernel that is about to be loaded its marks."""

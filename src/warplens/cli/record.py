@@ -90,6 +90,7 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     from warplens.capture.nvtx import build
     from warplens.capture.request import Request, rank_of, to_text
     from warplens.cli.watching import watch
+    from warplens.trace.whole import place_for_file
 
     request = Request.of(options)
     command = command_line(list(cmd[1:] if cmd[:1] == ("--",) else cmd), module=module)
@@ -98,6 +99,8 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
         raise UsageError(f"{target} is a folder: -o names a file, such as {target / 'run.wlens'}")
     if output and "%" not in output and target.exists() and not force:
         raise UsageError(f"{target} is there already: -f writes over it, %p in -o gives each process its own")
+    if output and "%" not in output:
+        place_for_file(target)
     folder = _run_folder(target.parent)
     keep = False  # files without a name yet are the only copy
     try:

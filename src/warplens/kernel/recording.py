@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Self
@@ -17,12 +16,14 @@ from warplens.capture.arena import Drained
 from warplens.capture.imports import when_imported
 from warplens.capture.launches import LaunchRecorder, asked_in_process
 from warplens.capture.request import VARIABLE, Asked, Request, from_text
+from warplens.capture.tell import tell
 from warplens.capture.triton import TritonCapture, TritonOptions
 from warplens.errors import FileError, RecordingError, UsageError
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
 from warplens.trace.file import write_file
 from warplens.trace.part import PartWriter
+from warplens.trace.whole import place_for_file
 
 
 class _Parts:
@@ -39,7 +40,7 @@ class _Parts:
             self.part.add(manifest, launch, kernel, drained.chunks)
         except FileError as error:
             self.failed = str(error)
-            sys.stderr.write(f"warplens: this process ({os.getpid()}) is not recorded further: {error}\n")
+            tell(f"this process ({os.getpid()}) is not recorded further: {error}")
 
 
 _active: LaunchRecorder | None = None
@@ -65,7 +66,7 @@ def _asked_by_variable() -> LaunchRecorder | None:
     try:
         keep = _Parts(PartWriter(Path(asked.folder), str(os.getpid())))
     except FileError as error:
-        sys.stderr.write(f"warplens: this process ({os.getpid()}) is not recorded: {error}\n")
+        tell(f"this process ({os.getpid()}) is not recorded: {error}")
         return None
     recorder = LaunchRecorder(asked, keep)
     atexit.register(_finish_process, asked, recorder, keep)
@@ -80,7 +81,7 @@ def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> Non
         note = Path(asked.folder) / f"{recorder.pid}-{_NOTE_NUMBER}.json"
         note.write_text(json.dumps({**recorder.note(), "failed": keep.failed}), encoding="utf-8")
     except (FileError, RecordingError, OSError) as error:
-        sys.stderr.write(f"warplens: the recording of this process ({recorder.pid}) is cut off: {error}\n")
+        tell(f"the recording of this process ({recorder.pid}) is cut off: {error}")
 
 
 _NOTE_NUMBER = 9999
@@ -132,6 +133,7 @@ class record:  # noqa: N801  (used as a function is)
         global _active
         if _active is not None:
             raise UsageError("a recording is under way in this process: end it first")
+        place_for_file(self.path)
         try:
             self._folder = tempfile.TemporaryDirectory(prefix=".warplens-", dir=self.path.parent)
         except OSError as error:
@@ -158,7 +160,7 @@ class record:  # noqa: N801  (used as a function is)
         self._forget()
         self._triton.stop()
         with self._folder:
-            whole = self._keep.part.finish(recorder.finish())
+            whole = self._finish(recorder)
             self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()} | self._triton.ran
             if whole is not None:
                 try:
@@ -173,3 +175,12 @@ class record:  # noqa: N801  (used as a function is)
             self.files.append(path)
         if self.files:
             self.trace = open_trace(self.path)
+
+    def _finish(self, recorder: LaunchRecorder) -> Path | None:
+        """The file; the launches that are whole where it cannot be completed, which is told."""
+        part = self._keep.part
+        try:
+            return part.finish(recorder.finish())
+        except FileError as error:
+            tell(f"the recording {self.path} is cut off: {error}")
+            return part.left

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from warplens.errors import FileError, FormatError
 from warplens.trace.file import read_file, write_file
-from warplens.trace.whole import whole_file
+from warplens.trace.whole import place_for_file, whole_file
 
 _PART: Final = re.compile(r"(\d+)(-\d+)?\.wlens(\.part)?")
 
@@ -89,7 +89,7 @@ def _place(path: Path, target: Path, force: bool) -> bool:
     """Move `path` to `target`; False where another file has that name and may not be written over."""
     try:
         if force:
-            os.replace(path, target)  # noqa: PTH105
+            os.replace(path, place_for_file(target))  # noqa: PTH105
             return True
         os.link(path, target)
     except FileExistsError:

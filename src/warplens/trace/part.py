@@ -7,7 +7,9 @@ be read, or is of a kernel that no entry describes, is left out.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import zipfile
 from collections.abc import Callable, Collection, Mapping
@@ -93,41 +95,65 @@ class PartWriter:
         self._launches.append(entry)
 
     def finish(self, manifest: dict[str, Any]) -> Path | None:
-        """Give the file its manifest, whose `sources` are texts by path, and its name; None where nothing was added."""
+        """Give the file its manifest, whose `sources` are texts by path, and its name; None where nothing was added.
+
+        Where the disk was full before, or is now (FileError), the part stays, with the launches that are whole.
+        """
         archive, self._zip = self._zip, None
-        if archive is None or not self._launches:
+        if not self._launches:
             if archive is not None:
-                archive.close()
+                _give_up(archive, self._path, 0)
             self._path.unlink(missing_ok=True)
             return None
+        if archive is None:
+            return self.left
+        end = archive.start_dir
         try:
-            with archive:
-                kept = [own for own in archive.filelist if own.filename.startswith("records/")]
-                archive.filelist[:] = kept
-                archive.NameToInfo = {own.filename: own for own in kept}
-                sources, left_out = choose_sources(manifest.get("sources") or {})
-                facts = {**manifest, "launches": self._launches, "sources": []}
-                if left_out:
-                    facts["sources_left_out"] = left_out
-                for path, text in sources.items():
-                    member = f"source/{len(facts['sources'])}.txt"
-                    archive.writestr(member, text)
-                    facts["sources"].append({"path": path, "member": member})
-                archive.writestr("manifest.json", json.dumps(facts))
+            kept = [own for own in archive.filelist if own.filename.startswith("records/")]
+            archive.filelist[:] = kept
+            archive.NameToInfo = {own.filename: own for own in kept}
+            sources, left_out = choose_sources(manifest.get("sources") or {})
+            facts = {**manifest, "launches": self._launches, "sources": []}
+            if left_out:
+                facts["sources_left_out"] = left_out
+            for path, text in sources.items():
+                member = f"source/{len(facts['sources'])}.txt"
+                archive.writestr(member, text)
+                facts["sources"].append({"path": path, "member": member})
+            archive.writestr("manifest.json", json.dumps(facts))
+            archive.close()
             return self._path.rename(self._path.with_suffix(""))
         except OSError as error:
+            _give_up(archive, self._path, end)
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+    @property
+    def left(self) -> Path | None:
+        """The part, which opens as a file does; None where it is none any more, or holds no launch."""
+        return self._path if self._launches and self._path.exists() else None
 
     def _write(self, name: str, data: bytes) -> None:
         if self._zip is None:
             raise FileError(f"cannot write {self._path}: it was given up")
+        end = self._zip.start_dir
         try:
             self._zip.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
             if self._zip.fp is not None:
                 self._zip.fp.flush()
         except OSError as error:
+            _give_up(self._zip, self._path, end)
             self._zip = None
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+
+def _give_up(archive: zipfile.ZipFile, path: Path, end: int) -> None:
+    """Close its file and cut off what is not whole. No directory is written, which it would try when collected."""
+    stream, archive.fp = archive.fp, None
+    with contextlib.suppress(OSError):
+        if stream is not None:
+            stream.close()
+    with contextlib.suppress(OSError):
+        os.truncate(path, end)
 
 
 def _numbered(stem: str, number: int) -> str:

@@ -20,10 +20,8 @@ from warplens.errors import FileError
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A stream into a temporary file beside `path`, which takes its place at the end."""
-    path = _checked(path)
+    path = place_for_file(path)
     try:
-        if path.exists() and not path.is_file():
-            raise FileError(f"cannot write {path}: it is no plain file; choose another place with -o")
         descriptor, name = tempfile.mkstemp(prefix=".wlens-", suffix=".tmp", dir=path.parent)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}; choose another place with -o") from error
@@ -66,6 +64,17 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def place_for_file(path: str | os.PathLike[str]) -> Path:
+    """`path`, if a file may take this name. Raises FileError where it is that of a folder, a device or a pipe."""
+    path = _checked(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise FileError(f"cannot write {path}: it is no plain file; choose another place with -o")
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror or error}; choose another place with -o") from error
+    return path
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from warplens.capture.options import RecordOptions
 from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
-from warplens.errors import SitesError
+from warplens.errors import FileError, SitesError
 from warplens.instrument import Selection
+from warplens.trace.whole import place_for_file
 from warplens.triton.marks import mark, phase, range
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def record(
     - note: kept in the trace.
 
     Kernels that are loaded in the block get marks, apart from the clean ones; afterwards all is as it was. What cannot
-    be recorded runs as ever, with one `TritonWarning`. Raises UsageError for options that cannot be meant.
+    be recorded runs as ever, with one `TritonWarning`. Raises UsageError for options that cannot be meant,
+    and FileError, before anything runs, for a path that cannot be written.
 
     Example::
 
@@ -101,6 +103,8 @@ def record(
         note=note,
     )
     recorded = Recorded(TritonCapture(options))
+    if path is not None and not os.access(place_for_file(path).parent, os.W_OK):
+        raise FileError(f"cannot write {path}: its folder is not there, or may not be written")
     try:
         with recorded._capture:
             yield recorded

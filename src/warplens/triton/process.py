@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from warplens.capture.recording import Recording
 from warplens.capture.request import VARIABLE, Asked, from_text
+from warplens.capture.tell import tell
 from warplens.capture.triton import TritonCapture, TritonOptions
 from warplens.errors import FileError
 from warplens.trace.file import write_file
@@ -52,7 +53,7 @@ class _Process:
                 self._write(recording)
             self._note()
         except Exception as error:
-            sys.stderr.write(f"warplens: the Triton kernels of this process ({self._pid}) are not recorded: {error}\n")
+            tell(f"the Triton kernels of this process ({self._pid}) are not recorded: {error}")
 
     def _note(self) -> None:
         own = self.capture
@@ -87,7 +88,7 @@ def begin() -> None:
         process = _Process(asked)
         process.capture.start()
     except Exception as error:
-        sys.stderr.write(f"warplens: the Triton kernels of this process ({os.getpid()}) are not recorded: {error}\n")
+        tell(f"the Triton kernels of this process ({os.getpid()}) are not recorded: {error}")
         return
     _running = process
     atexit.register(process.finish)

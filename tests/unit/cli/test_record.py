@@ -78,6 +78,14 @@ def test_a_folder_is_no_name_of_a_file_also_with_force(tmp_path: Path) -> None:
     assert "is a folder" in done.stderr
 
 
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = warplens(tmp_path, "record", "-f", "-o", "pipe", "--", "sh", "-c", "echo ran")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no plain file" in done.stderr
+    assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]
+
+
 def test_a_recording_that_has_no_place_is_kept(tmp_path: Path) -> None:
     done = leaving(tmp_path, "os.mkdir('d')", "-f", "-o", "d")
     assert done.returncode == 4, done.stderr

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import resource
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 
 import warplens
 from tests.synthesis import FakeRecording, fake_recording
+from warplens.errors import FileError
 from warplens.trace.collect import DEFAULT_TEMPLATE, RANKED_TEMPLATE, collect, name_of
 from warplens.trace.file import read_file
 from warplens.trace.part import PartWriter
@@ -63,6 +67,44 @@ def test_a_second_process_of_the_same_number_takes_another_name(tmp_path: Path) 
     write(tmp_path)
     write(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["5-1.wlens.part", "5.wlens.part"]
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """What is like a full disk, and can be had without mounting one. Python ignores the signal that comes with it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("at_its_end", [False, True])
+def test_a_full_disk_leaves_the_launches_that_were_whole(at_its_end: bool, tmp_path: Path) -> None:
+    writer, manifest = write(tmp_path, launches=2)
+    size = (tmp_path / "5.wlens.part").stat().st_size
+    more = fake_recording(blocks=4, warps=2, phases=4, seed=9)
+    with files_of_at_most(size + 100):
+        with pytest.raises(FileError, match="File too large"):
+            writer.finish(manifest) if at_its_end else add(writer, manifest, more)
+        if not at_its_end:
+            assert writer.finish(manifest) == tmp_path / "5.wlens.part"
+        path = writer.left
+        del writer
+        gc.collect()  # a writer that tried again would warn, and warnings are errors
+    assert path is not None
+    left = warplens.open(path)
+    assert (left.launches.height, left.manifest["complete"]) == (2, False)
+
+
+def test_a_disk_that_was_full_at_once_leaves_nothing(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path, "5")
+    part = fake_recording(blocks=4, warps=2, phases=4)
+    with files_of_at_most(100), pytest.raises(FileError, match="File too large"):
+        add(writer, part.manifest, part)
+    assert writer.finish(part.manifest) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_recorded_leaves_nothing(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ class _Watch:
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
         specs = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))
         spec = next((found for found in specs if found is not None), None)
-        if hasattr(getattr(spec, "loader", None), "exec_module"):
-            spec.loader = _Loader(spec.loader, self)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
         return spec
 
 
