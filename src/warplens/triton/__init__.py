@@ -7,6 +7,7 @@ Polars is imported when a `Trace` is asked for, not while the program runs.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -103,8 +104,11 @@ def record(
         note=note,
     )
     recorded = Recorded(TritonCapture(options))
-    if path is not None and not os.access(place_for_file(path).parent, os.W_OK):
-        raise FileError(f"cannot write {path}: its folder is not there, or may not be written")
+    if path is not None:
+        try:  # permissions say little to root, and of what is read-only
+            tempfile.TemporaryFile(dir=place_for_file(path).parent).close()
+        except OSError as error:
+            raise FileError(f"cannot write {path}: {error.strerror or error}") from error
     try:
         with recorded._capture:
             yield recorded
