@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Self
@@ -135,10 +136,10 @@ class record:  # noqa: N801  (used as a function is)
             raise UsageError("a recording is under way in this process: end it first")
         place_for_file(self.path)
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix=".warplens-", dir=self.path.parent)
+            self._folder = Path(tempfile.mkdtemp(prefix=".warplens-", dir=self.path.parent))
         except OSError as error:
             raise FileError(f"cannot write to {self.path.parent}: {error.strerror or error}") from error
-        self._keep = _Parts(PartWriter(Path(self._folder.name), str(os.getpid())))
+        self._keep = _Parts(PartWriter(self._folder, str(os.getpid())))
         self._recorder = _active = LaunchRecorder(asked_in_process(self.request), self._keep)
         self._forget = when_imported("triton", self._triton.start)
         return self
@@ -159,7 +160,9 @@ class record:  # noqa: N801  (used as a function is)
         assert recorder is not None
         self._forget()
         self._triton.stop()
-        with self._folder:
+        if os.getpid() != recorder.pid:  # a child of fork came here, and the recording is its parent's
+            return
+        try:
             whole = self._finish(recorder)
             self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()} | self._triton.ran
             if whole is not None:
@@ -168,6 +171,8 @@ class record:  # noqa: N801  (used as a function is)
                 except OSError as error:
                     raise FileError(f"cannot write {self.path}: {error.strerror or error}") from error
                 self.files.append(self.path)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
         others = self._triton.recording()
         if others is not None:
             path = self.path.with_name(f"{self.path.stem}-triton{self.path.suffix}") if whole else self.path

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import weakref
 import zipfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -72,11 +73,13 @@ class PartWriter:
         while (folder / f"{_numbered(stem, taken)}.wlens").exists() or self._part(folder, stem, taken).exists():
             taken += 1
         self._path = self._part(folder, stem, taken)
+        self._pid = os.getpid()
         self._launches: list[dict[str, Any]] = []
         try:
             self._zip: zipfile.ZipFile | None = zipfile.ZipFile(self._path, "x", zipfile.ZIP_STORED)
         except OSError as error:
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+        _writers.add(self)
 
     @staticmethod
     def _part(folder: Path, stem: str, taken: int) -> Path:
@@ -100,6 +103,8 @@ class PartWriter:
         Where the disk was full before, or is now (FileError), the part stays, with the launches that are whole.
         """
         archive, self._zip = self._zip, None
+        if os.getpid() != self._pid:
+            return None
         if not self._launches:
             if archive is not None:
                 _give_up(archive, self._path, 0)
@@ -130,7 +135,15 @@ class PartWriter:
     @property
     def left(self) -> Path | None:
         """The part, which opens as a file does; None where it is none any more, or holds no launch."""
-        return self._path if self._launches and self._path.exists() else None
+        return self._path if self._launches and os.getpid() == self._pid and self._path.exists() else None
+
+    def let_go(self) -> None:
+        """In a child of fork: the file is its parent's, and so is the place in it, which both share."""
+        archive, self._zip = self._zip, None
+        if archive is not None and archive.fp is not None:
+            stream: Any = archive.fp
+            archive.fp = None
+            stream.raw.close()  # writes nothing of what the parent was about to write
 
     def _write(self, name: str, data: bytes) -> None:
         if self._zip is None:
@@ -144,6 +157,17 @@ class PartWriter:
             _give_up(self._zip, self._path, end)
             self._zip = None
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+
+_writers: Final[weakref.WeakSet[PartWriter]] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for writer in list(_writers):
+        writer.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _give_up(archive: zipfile.ZipFile, path: Path, end: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,3 +35,20 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_block_runs(
 ) -> None:
     with pytest.raises(FileError, match="cannot write"), record(tmp_path / folder / "run.wlens"):
         pytest.fail("the block ran")
+
+
+FORKS = """
+import os, sys, warplens
+with warplens.record("run.wlens") as rec:
+    if os.fork() == 0:
+        sys.exit(3)
+    status = os.waitstatus_to_exitcode(os.wait()[1])
+    assert rec._folder.is_dir()
+sys.exit(status)
+"""
+
+
+def test_a_child_of_fork_that_leaves_the_block_leaves_the_recording_to_its_parent(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-Wignore", "-c", FORKS], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert list(tmp_path.iterdir()) == []

@@ -7,9 +7,11 @@ import gc
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,40 @@ def test_a_second_process_of_the_same_number_takes_another_name(tmp_path: Path) 
     write(tmp_path)
     write(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["5-1.wlens.part", "5.wlens.part"]
+
+
+FORKS = """
+import os, sys
+from pathlib import Path
+from tests.unit.trace.test_part import FileError, add, fake_recording, suppress, write
+writer, manifest = write(Path("."), launches=1)
+part = fake_recording(blocks=4, warps=2, phases=4)
+waits, go = os.pipe()
+if os.fork() == 0:
+    os.close(go)
+    os.read(waits, 1)
+    with suppress(FileError):
+        add(writer, manifest, part)
+    sys.exit(0 if writer.finish(manifest) is None and writer.left is None else 1)
+add(writer, manifest, part)
+add(writer, manifest, part)
+os.close(go)
+status = os.waitstatus_to_exitcode(os.wait()[1])
+writer.finish(manifest)
+sys.exit(status)
+"""
+
+
+def test_a_child_of_fork_leaves_the_file_to_its_parent(tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[3])
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([root, f"{root}/src"])}
+    done = subprocess.run(
+        [sys.executable, "-Wignore", "-c", FORKS], cwd=tmp_path, env=variables, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["5.wlens"]
+    assert zipfile.ZipFile(tmp_path / "5.wlens").testzip() is None
+    assert warplens.open(tmp_path / "5.wlens").spans.height == 3 * 4 * 2 * 4
 
 
 @contextmanager
