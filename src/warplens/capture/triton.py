@@ -137,8 +137,9 @@ class TritonCapture:
     """Records the Triton kernels that the program launches between `start` and `stop`; a context manager too.
 
     One at a time in a process. `notes`: what was not recorded or not marked, a line each; `told`: those of them that
-    the user was told at once. `quiet` keeps these from being shown as warnings. `done`: gets the recording as soon as
-    `launch_count` launches have ended, in a thread of its own.
+    the user was told at once. `quiet` keeps these from being shown as warnings. `seen`: is called behind the first
+    launch of each kernel. `forked`: is called in a child of fork that uses Triton, for this capture records none of it.
+    `done`: gets the recording as soon as `launch_count` launches have ended, in a thread of its own.
     """
 
     def __init__(
@@ -146,6 +147,8 @@ class TritonCapture:
         options: TritonOptions | None = None,
         *,
         quiet: bool = False,
+        seen: Callable[[], None] = lambda: None,
+        forked: Callable[[], None] | None = None,
         done: Callable[[Recording], None] | None = None,
     ) -> None:
         self.options = own = options or TritonOptions()
@@ -154,7 +157,7 @@ class TritonCapture:
         self.on = not own.paused and own.switch is None
         self._looked_s = 0.0
         self.pid = os.getpid()
-        self._quiet, self._done = quiet, done
+        self._quiet, self._first, self._forked, self._done = quiet, seen, forked, done
         self._choice = Choice(own.kernels, own.selection, own.key, self.tell, self.notes)
         self._hooks = Hooks(own.key, self.tell)
         self._undo = self._hooks.undo
@@ -182,6 +185,11 @@ class TritonCapture:
         return self._choice.takes(name)
 
     @property
+    def is_due(self) -> bool:
+        """Whether there is something on the GPU that is to be read."""
+        return self._gpu is not None
+
+    @property
     def ran(self) -> dict[str, tuple[int, int]]:
         """Launches, and recorded ones, by a kernel's name."""
         out: dict[str, tuple[int, int]] = {}
@@ -207,16 +215,20 @@ class TritonCapture:
         load, metadata = compiled._init_handles, compiled.launch_metadata
 
         @functools.wraps(load)
-        def init_handles(kernel: Any) -> None:
+        def init_handles(kernel: Any) -> Any:
+            if self._left_to_parent():
+                return compiled._init_handles(kernel)
             if kernel.module is None and not self._hooks.trying and not self._over and os.getpid() == self.pid:
                 try:
                     self._mark(kernel)
                 except Exception as error:  # recording must not harm the program
                     self.tell(f"{getattr(kernel, 'name', 'a kernel')} is not marked: {error}")
-            load(kernel)
+            return load(kernel)
 
         @functools.wraps(metadata)
         def launch_metadata(kernel: Any, grid: Any, stream: Any, *arguments: Any) -> Any:
+            if self._left_to_parent():
+                return compiled.launch_metadata(kernel, grid, stream, *arguments)
             self._about_to_launch(kernel, grid, stream)
             return metadata(kernel, grid, stream, *arguments)
 
@@ -224,10 +236,22 @@ class TritonCapture:
         hooks.patch(compiled, "launch_metadata", launch_metadata)
         self._undo += triton_inductor.prepare()
 
-    def stop(self) -> None:
-        """Waits for the launches that were made, reads what they wrote, and leaves Triton as it was."""
+    def _left_to_parent(self) -> bool:
+        """In a child of fork, once: whether another capture may have taken this one's place."""
+        if self._forked is None or os.getpid() == self.pid:
+            return False
+        forked, self._forked = self._forked, None
+        forked()
+        return True
+
+    def put_back(self) -> None:
+        """Leaves Triton as it was."""
         while self._undo:
             self._undo.pop()()
+
+    def stop(self) -> None:
+        """Waits for the launches that were made, reads what they wrote, and leaves Triton as it was."""
+        self.put_back()
         if self._reader is not None:
             self._reader.join()
             self._reader = None
@@ -349,6 +373,7 @@ class TritonCapture:
             self.tell(f"{name} is not recorded: {error}")
         self._seen[id(kernel)] = own
         self._kept.append(kernel)
+        self._first()
         return own
 
     def _point(self, kernel: Any, stream: int) -> Kernel | None:

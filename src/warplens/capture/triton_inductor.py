@@ -89,7 +89,12 @@ def ptxas_of_workers() -> Iterator[None]:
 
 
 def temporary_folder() -> str:
-    """A folder that is gone when the process ends."""
-    folder = tempfile.mkdtemp(prefix="warplens-triton-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """A folder that is gone when the process ends; a child of fork leaves it to its parent."""
+    folder, pid = tempfile.mkdtemp(prefix="warplens-triton-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == pid:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     return folder

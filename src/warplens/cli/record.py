@@ -206,6 +206,6 @@ def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
             f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels, but Triton's, are not seen.",
             err=True,
         )
-    if not counts:
+    if not counts and not any(note.get("left_out") for note in notes):
         text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, of Triton's"
         click.echo(f"{text} kernels, and those of warplens.Kernel", err=True)

@@ -7,6 +7,7 @@ called by sitecustomize when the program has imported Triton: it must not let th
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -30,30 +31,57 @@ class _Process:
     def __init__(self, asked: Asked) -> None:
         self._folder = Path(asked.folder)
         self._failed: str | None = None
-        self._written = False
-        self._pid = os.getpid()
-        self.capture = TritonCapture(TritonOptions.of(asked), quiet=True, done=self._write)
+        self._written = self._finished = self._in_multiprocessing = False
+        self.pid = os.getpid()
+        self.capture = TritonCapture(
+            TritonOptions.of(asked), quiet=True, seen=self._seen, forked=_in_child, done=self._write
+        )
+
+    def _seen(self) -> None:
+        """Behind the first launch of a kernel: sees to it that this process's end is not silent."""
+        util: Any = sys.modules.get("multiprocessing.util")
+        process: Any = sys.modules.get("multiprocessing.process")
+        if util is not None and not self._in_multiprocessing and process.parent_process() is not None:
+            self._in_multiprocessing = True
+            util.Finalize(None, self.finish, exitpriority=100)  # forked workers end with no atexit
+        if self.capture.is_due and not self._written:
+            why = "it ended before its records were read, as by a kill or os._exit; they are read at its end, or behind"
+            self._leave({"left_out": [f"Triton's kernels of process {self.pid}: {why} --launch-count launches"]})
 
     def _write(self, recording: Recording) -> None:
         try:
-            path = self._folder / f"{self._pid}-{_NUMBER}.wlens"
+            path = self._folder / f"{self.pid}-{_NUMBER}.wlens"
             write_file(path, recording.manifest, records=recording.records, sources=recording.sources)
             self._written = True
+            self._place.unlink(missing_ok=True)
         except (FileError, OSError) as error:
             self._failed = str(error)
 
     def finish(self) -> None:
         """At the interpreter's end."""
-        if os.getpid() != self._pid:  # a child of fork, which inherited this
+        if os.getpid() != self.pid or self._finished:  # a child of fork, which inherited this
             return
+        self._finished = True
         try:
             self.capture.stop()
             recording = self.capture.recording()
             if recording is not None and not self._written:
                 self._write(recording)
+            if self._failed is not None and not self._written:
+                tell(f"the Triton kernels of this process ({self.pid}) are not recorded: {self._failed}")
             self._note()
         except Exception as error:
-            tell(f"the Triton kernels of this process ({self._pid}) are not recorded: {error}")
+            tell(f"the Triton kernels of this process ({self.pid}) are not recorded: {error}")
+
+    @property
+    def _place(self) -> Path:
+        return self._folder / f"{self.pid}-{_NUMBER}.json"
+
+    def _leave(self, note: dict[str, Any]) -> None:
+        program = Path(sys.argv[0]).name if getattr(sys, "argv", None) and sys.argv[0] else "python"
+        text = json.dumps({"process": {"pid": self.pid, "program": program}, **note})
+        with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
+            self._place.write_text(text, encoding="utf-8")
 
     def _note(self) -> None:
         own = self.capture
@@ -65,12 +93,8 @@ class _Process:
             for name, (seen, kept) in ran.items()
             for fits in [own.takes(name)]
         ]
-        program = Path(sys.argv[0]).name if getattr(sys, "argv", None) and sys.argv[0] else "python"
-        note: dict[str, Any] = {"process": {"pid": self._pid, "program": program}, "kernels": kernels}
         remarks = [line for line in own.notes if line not in own.told]
-        note |= {"left_out": own.told, "remarks": remarks, "failed": self._failed}
-        path = self._folder / f"{self._pid}-{_NUMBER}.json"
-        path.write_text(json.dumps(note), encoding="utf-8")
+        self._leave({"kernels": kernels, "left_out": own.told, "remarks": remarks, "failed": self._failed})
 
 
 _running: _Process | None = None
@@ -78,9 +102,19 @@ _running: _Process | None = None
 
 def begin() -> None:
     """Record this process's Triton kernels as the variable says. Raises nothing that the program would see."""
+    if _running is None:
+        _start()
+
+
+def _in_child() -> None:
+    """A child of fork that uses Triton is a process like others: a server's workers are such."""
+    if _running is not None:
+        _running.capture.put_back()
+    _start()
+
+
+def _start() -> None:
     global _running
-    if _running is not None and _running._pid == os.getpid():
-        return
     try:
         asked = from_text(os.environ.get(VARIABLE, ""))
         if asked is None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,9 @@ def test_a_second_process_of_the_same_number_takes_another_name(tmp_path: Path) 
 
 FORKS = """
 import os, sys
+from contextlib import suppress
 from pathlib import Path
-from tests.unit.trace.test_part import FileError, add, fake_recording, suppress, write
+from tests.unit.trace.test_part import FileError, add, fake_recording, write
 writer, manifest = write(Path("."), launches=1)
 part = fake_recording(blocks=4, warps=2, phases=4)
 waits, go = os.pipe()

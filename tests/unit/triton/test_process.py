@@ -6,11 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from warplens.cli.record import _tell_left_out
+from tests.synthesis import fake_recording
+from warplens.capture.notes import read_notes
+from warplens.capture.recording import Recording
+from warplens.capture.request import Asked, Request
+from warplens.cli.record import _tell_left_out, _tell_what_ran
+from warplens.triton.process import _Process
 
 STAND_IN = """
 from types import ModuleType as _Module, SimpleNamespace as _Space
@@ -114,6 +120,59 @@ def test_a_fork_does_not_record_for_its_parent(tmp_path: Path) -> None:
     program = PROGRAM.replace("sys.exit(3)", "import os\nif os.fork() == 0: raise SystemExit\nos.wait()")
     done = recorded(tmp_path, program)
     assert (done.stdout.count("ran"), done.stderr.count("k is not marked")) == (1, 1)
+
+
+LAUNCH = """
+import multiprocessing, os, sys
+def launch():
+    import triton
+    sys.modules["triton.compiler.compiler"].CompiledKernel().launch_metadata((1,), 0)
+def fork(then):
+    if os.fork() == 0: then(); sys.exit()
+    os.wait()
+def worker():
+    own = multiprocessing.get_context("fork").Process(target=launch)
+    own.start(); own.join()
+"""
+FORKED = [
+    "import triton; fork(launch)",
+    "import triton; fork(lambda: fork(launch))",
+    "import triton; worker()",
+    "worker()",
+]
+
+
+@pytest.mark.parametrize("how", FORKED)
+def test_a_child_of_fork_that_uses_triton_is_a_process_like_others(how: str, tmp_path: Path) -> None:
+    done = recorded(tmp_path, LAUNCH + FORKED[how])
+    assert done.stderr.count("not recorded: k is not marked") == 1, done.stderr
+    assert "1  k  (has no marks that ran)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_process_that_is_ended_before_its_records_were_read_has_left_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = _Process(Asked(Request(), str(tmp_path)))
+    process._seen()
+    assert read_notes(tmp_path) == []  # nothing is on the GPU yet
+    process.capture._gpu = SimpleNamespace()  # type: ignore[assignment]
+    process._seen()
+    _tell_what_ran(read_notes(tmp_path))
+    said = capsys.readouterr().err
+    assert f"not recorded: Triton's kernels of process {os.getpid()}: it ended before its records were read" in said
+    assert "no launch was seen" not in said
+    made = fake_recording(blocks=2, warps=1, sms=1)
+    process._write(Recording(made.manifest, made.records))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".wlens"]
+
+
+def test_a_recording_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = _Process(Asked(Request(), str(tmp_path / "gone")))
+    made = fake_recording(blocks=2, warps=1, sms=1)
+    process._write(Recording(made.manifest, made.records))
+    process.finish()
+    assert "are not recorded: cannot write" in capsys.readouterr().err
 
 
 def test_what_is_not_marked_is_listed_as_far_as_it_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
