@@ -144,7 +144,7 @@ FORKED = [
 
 @pytest.mark.parametrize("how", FORKED)
 def test_a_child_of_fork_that_uses_triton_is_a_process_like_others(how: str, tmp_path: Path) -> None:
-    done = recorded(tmp_path, LAUNCH + FORKED[how])
+    done = recorded(tmp_path, LAUNCH + how)
     assert done.stderr.count("not recorded: k is not marked") == 1, done.stderr
     assert "1  k  (has no marks that ran)" in done.stderr
     assert "Traceback" not in done.stderr
