@@ -5,7 +5,6 @@ In: options, or the variable WARPLENS_RECORD. Out: a `.wlens` file, also of the 
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from warplens.capture.arena import Drained
+from warplens.capture.ends import at_end
 from warplens.capture.imports import when_imported
 from warplens.capture.launches import LaunchRecorder, asked_in_process
 from warplens.capture.request import VARIABLE, Asked, Request, from_text
@@ -53,11 +53,10 @@ def current() -> LaunchRecorder | None:
     """What records this process's launches now; None where nothing does."""
     global _of_process
     if _active is not None:
-        return _active
-    if _of_process is None:
+        return _active if _active.pid == os.getpid() else None
+    if _of_process is None or _of_process[0] != os.getpid():
         _of_process = os.getpid(), _asked_by_variable()
-    pid, recorder = _of_process
-    return recorder if pid == os.getpid() else None
+    return _of_process[1]
 
 
 def _asked_by_variable() -> LaunchRecorder | None:
@@ -70,13 +69,11 @@ def _asked_by_variable() -> LaunchRecorder | None:
         tell(f"this process ({os.getpid()}) is not recorded: {error}")
         return None
     recorder = LaunchRecorder(asked, keep)
-    atexit.register(_finish_process, asked, recorder, keep)
+    at_end(lambda: _finish_process(asked, recorder, keep))
     return recorder
 
 
 def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> None:
-    if os.getpid() != recorder.pid:
-        return
     try:
         keep.part.finish(recorder.finish())
         note = Path(asked.folder) / f"{recorder.pid}-{_NOTE_NUMBER}.json"

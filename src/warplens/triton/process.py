@@ -6,7 +6,6 @@ called by sitecustomize when the program has imported Triton: it must not let th
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -14,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from warplens.capture.ends import at_end
 from warplens.capture.recording import Recording
 from warplens.capture.request import VARIABLE, Asked, from_text
 from warplens.capture.tell import tell
@@ -31,19 +31,14 @@ class _Process:
     def __init__(self, asked: Asked) -> None:
         self._folder = Path(asked.folder)
         self._failed: str | None = None
-        self._written = self._finished = self._in_multiprocessing = False
+        self._written = False
         self.pid = os.getpid()
         self.capture = TritonCapture(
             TritonOptions.of(asked), quiet=True, seen=self._seen, forked=_in_child, done=self._write
         )
 
     def _seen(self) -> None:
-        """Behind the first launch of a kernel: sees to it that this process's end is not silent."""
-        util: Any = sys.modules.get("multiprocessing.util")
-        process: Any = sys.modules.get("multiprocessing.process")
-        if util is not None and not self._in_multiprocessing and process.parent_process() is not None:
-            self._in_multiprocessing = True
-            util.Finalize(None, self.finish, exitpriority=100)  # forked workers end with no atexit
+        """Behind the first launch of a kernel: an end that comes without warning is not to be silent."""
         if self.capture.is_due and not self._written:
             why = "it ended before its records were read, as by a kill or os._exit; they are read at its end, or behind"
             self._leave({"left_out": [f"Triton's kernels of process {self.pid}: {why} --launch-count launches"]})
@@ -58,10 +53,7 @@ class _Process:
             self._failed = str(error)
 
     def finish(self) -> None:
-        """At the interpreter's end."""
-        if os.getpid() != self.pid or self._finished:  # a child of fork, which inherited this
-            return
-        self._finished = True
+        """At the process's end."""
         try:
             self.capture.stop()
             recording = self.capture.recording()
@@ -125,4 +117,4 @@ def _start() -> None:
         tell(f"the Triton kernels of this process ({os.getpid()}) are not recorded: {error}")
         return
     _running = process
-    atexit.register(process.finish)
+    at_end(process.finish)

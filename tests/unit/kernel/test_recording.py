@@ -13,6 +13,7 @@ import pytest
 
 import warplens
 import warplens.triton
+from warplens.capture.request import VARIABLE, Request, to_text
 from warplens.errors import FileError
 
 
@@ -52,3 +53,27 @@ def test_a_child_of_fork_that_leaves_the_block_leaves_the_recording_to_its_paren
     done = subprocess.run([sys.executable, "-Wignore", "-c", FORKS], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (3, "")
     assert list(tmp_path.iterdir()) == []
+
+
+WORKERS = """
+import multiprocessing, os, sys
+from warplens.kernel.recording import current
+def work():
+    own = current()
+    assert own is not None and own.pid == os.getpid()
+work()
+if os.fork() == 0:
+    work(); sys.exit()
+assert os.wait()[1] == 0
+worker = multiprocessing.get_context("fork").Process(target=work)
+worker.start(); worker.join()
+assert worker.exitcode == 0
+"""
+
+
+def test_below_record_each_child_of_fork_is_recorded_to_its_end(tmp_path: Path) -> None:
+    variables = {**os.environ, VARIABLE: to_text(Request(), str(tmp_path))}
+    command = [sys.executable, "-Wignore", "-c", WORKERS]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name.split("-")[1] for path in tmp_path.iterdir()] == ["9999.json"] * 3  # no part is left
