@@ -42,12 +42,12 @@ def awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     """What was heard of the module `wl_awaited`, which is waited for."""
     (tmp_path / "wl_awaited.py").write_text("loader = __loader__\n")
     monkeypatch.syspath_prepend(tmp_path)
-    finders, seen = list(sys.meta_path), []
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    seen: list[str] = []
     when_imported("wl_awaited", lambda: seen.append("first"))
     when_imported("wl_awaited", lambda: seen.append("second"))
     yield seen
     sys.modules.pop("wl_awaited", None)
-    sys.meta_path[:] = finders
 
 
 def test_a_program_that_asks_whether_a_module_is_there_imports_it_later(awaited: list[str]) -> None:
@@ -85,6 +85,6 @@ def test_a_loader_that_takes_no_attributes_loads_as_ever(awaited: list[str], mon
         def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
             return ModuleSpec(name, Loader()) if name == "wl_awaited" else None  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:2], Finder(), *sys.meta_path[2:]])
+    sys.meta_path.insert(2, Finder())  # type: ignore[arg-type]
     assert importlib.import_module("wl_awaited").value == 3
     assert awaited == ["first", "second"]
