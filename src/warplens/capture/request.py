@@ -103,6 +103,8 @@ class Request:
             raise UsageError(f"every_block is {self.every_block}: below 2^32 was expected")
         _check_pattern("kernels", self.kernels)
         _check_pattern("nvtx_include", self.nvtx_include)
+        if self.nvtx_include == "":
+            raise UsageError("nvtx_include is empty: '.' is found in every range that has a name")
         for name, below in (("blocks", 1 << 26), ("warps", 32)):
             numbers = getattr(self, name)
             if numbers is None:

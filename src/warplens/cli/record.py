@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -23,6 +23,9 @@ from warplens.cli.output import finish, number_list, quoted
 from warplens.errors import FileError, UsageError
 from warplens.instrument.sites import LEVELS
 from warplens.render.escape import visible
+
+if TYPE_CHECKING:
+    from warplens.capture.request import Request
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _LISTED: Final = 30
@@ -48,7 +51,7 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return tuple(tuple(map(int, sizes)) for sizes in grids)
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-o", "--output", metavar="F", help="Name of the file; %p process, %h host, %r rank, %n program.")
 @click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
 @click.option("-k", "--kernels", metavar="REGEX", help="Only kernels in whose name this is found.")
@@ -102,7 +105,6 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     if output and "%" not in output:
         place_for_file(target)
     folder = _run_folder(target.parent)
-    keep = False  # files without a name yet are the only copy
     try:
         host = platform.node() if request.host else None
         text = to_text(request, str(folder), host=host, command=command if request.command else None)
@@ -117,15 +119,12 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
                 f"{visible(folder, limit=4096)} vanished while the program ran, and recordings with it", err=True
             )
         if not files:
-            _tell_what_ran(notes)
+            _tell_what_ran(notes, request)
             return ending.code or MISSING
         ranked = files > 1 or rank_of(dict(os.environ)) is not None
-        keep = True
-        code = _keep(folder, output, ranked, force, notes, ending.code)
-        keep = recorded_files(folder) > 0
-        return code
+        return _keep(folder, output, ranked, force, notes, ending.code)
     finally:
-        if keep:
+        if recorded_files(folder) > 0:  # what has no name yet is the only copy
             click.echo(f"kept in {visible(folder, limit=4096)}", err=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
@@ -183,17 +182,14 @@ def _tell_left_out(notes: list[dict[str, Any]]) -> None:
         click.echo(f"not marked: {len(remarks) - _LISTED:,} more, in the traces' manifests", err=True)
 
 
-def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
+def _tell_what_ran(notes: list[dict[str, Any]], request: Request) -> None:
     """Where nothing was recorded: the kernels that ran, as far as they were seen, and what could not be."""
     click.echo("nothing was recorded", err=True)
     _tell_left_out(notes)
     seen = [kernel for note in notes for kernel in note.get("kernels") or [] if isinstance(kernel, dict)]
     counts: dict[tuple[str, str], int] = {}
     for kernel in seen:
-        why = "other grids than --grids" if kernel.get("other_grid") else ""
-        why = "outside of the ranges of --nvtx-include" if kernel.get("other_range") else why
-        why = why if kernel.get("matches") else "does not match -k"
-        why = "has no marks that ran" if kernel.get("without_marks") else why
+        why = _why_not(kernel, request)
         key = str(kernel.get("name")), why
         counts[key] = counts.get(key, 0) + int(kernel.get("launches") or 0)
     if counts:
@@ -209,3 +205,20 @@ def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
     if not counts and not any(note.get("left_out") for note in notes):
         text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, of Triton's"
         click.echo(f"{text} kernels, and those of warplens.Kernel", err=True)
+
+
+def _why_not(kernel: dict[str, Any], request: Request) -> str:
+    """Why nothing of a kernel was recorded, in a few words; empty where that is not known, or told otherwise."""
+    if kernel.get("without_marks"):
+        return "has no marks that ran"
+    if not kernel.get("matches"):
+        return "does not match -k"
+    if kernel.get("other_range"):
+        return "outside of the ranges of --nvtx-include"
+    if kernel.get("other_grid"):
+        return "other grids than --grids"
+    if request.paused:
+        return "--paused: not while the program had recording on"
+    if request.signal is not None:
+        return "--signal: not while recording was on"
+    return "all within --launch-skip" if request.launch_skip >= int(kernel.get("launches") or 0) else ""

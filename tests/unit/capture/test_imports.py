@@ -71,7 +71,7 @@ def test_an_import_that_fails_is_waited_for_again(awaited: list[str], monkeypatc
     assert awaited == ["first", "second"]
 
 
-def test_a_loader_that_takes_no_attributes_loads_as_ever(awaited: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_takes_no_attributes_loads_as_ever(awaited: list[str]) -> None:
     class Loader:
         __slots__ = ()
 
@@ -85,6 +85,6 @@ def test_a_loader_that_takes_no_attributes_loads_as_ever(awaited: list[str], mon
         def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
             return ModuleSpec(name, Loader()) if name == "wl_awaited" else None  # type: ignore[arg-type]
 
-    sys.meta_path.insert(2, Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(2, Finder())
     assert importlib.import_module("wl_awaited").value == 3
     assert awaited == ["first", "second"]

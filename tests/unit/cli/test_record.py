@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.synthesis import fake_recording
+from warplens.capture.request import Request
 from warplens.cli import main
+from warplens.cli.record import _tell_what_ran
 from warplens.trace import Trace
 
 
@@ -32,6 +35,8 @@ def warplens(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (["-k", "(", "true"], "no regular expression"),
         (["--blocks", "3-1", "true"], "numbers and ranges"),
         ([], "nothing to run"),
+        (["--launch-cout", "3", "true"], "--launch-count"),
+        (["--nvtx-include", "", "true"], "'.' is found in every range"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_runs(arguments: list[str], says: str) -> None:
@@ -100,6 +105,31 @@ def test_a_program_without_marks_runs_as_ever_and_leaves_nothing(script: str, co
     assert done.returncode == code
     assert "no launch was seen" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"paused": True}, "--paused: not while the program had recording on"),
+        ({"signal": "USR1"}, "--signal: not while recording was on"),
+        ({"launch_skip": 3}, "all within --launch-skip"),
+        ({"launch_skip": 2}, None),
+    ],
+)
+def test_why_a_kernel_that_ran_was_not_recorded(
+    options: dict[str, Any], why: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = {"process": {}, "kernels": [{"name": "k", "launches": 3, "recorded": 0, "matches": True}]}
+    _tell_what_ran([note], Request(**options))
+    assert capsys.readouterr().err.splitlines()[-1] == "          3  k" + (f"  ({why})" if why else "")
+
+
+def test_a_stderr_that_is_full_leaves_no_folder_behind(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", LEAVE, str(recording(tmp_path))]
+    command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--", *program]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        subprocess.run(command, cwd=tmp_path, stderr=full, timeout=60, check=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made.wlens", "run.wlens"]
 
 
 def test_options_behind_the_program_are_its_own(tmp_path: Path) -> None:

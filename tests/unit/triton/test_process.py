@@ -158,7 +158,7 @@ def test_a_process_that_is_ended_before_its_records_were_read_has_left_a_note(
     assert read_notes(tmp_path) == []  # nothing is on the GPU yet
     process.capture._gpu = SimpleNamespace()  # type: ignore[assignment]
     process._seen()
-    _tell_what_ran(read_notes(tmp_path))
+    _tell_what_ran(read_notes(tmp_path), Request())
     said = capsys.readouterr().err
     assert f"not recorded: Triton's kernels of process {os.getpid()}: it ended before its records were read" in said
     assert "no launch was seen" not in said
