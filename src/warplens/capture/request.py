@@ -92,11 +92,16 @@ class Request:
     sites: str | None = None
 
     def __post_init__(self) -> None:
-        Selection(self.auto, self.sites)  # raises UsageError for what cannot be meant
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise UsageError(f"{name} is {value!r}: a whole number of at least {least} was expected")
+        for name in ("kernels", "nvtx_include", "sites", "note"):
+            if not isinstance(getattr(self, name), str | None):
+                raise UsageError(f"{name} is {getattr(self, name)!r:.60}: a text was expected, or None")
+        Selection(self.auto, self.sites)  # raises UsageError for what cannot be meant
+        if not isinstance(self.capacity_bytes, int):
+            raise UsageError(f"capacity_bytes is {self.capacity_bytes!r:.60}: a whole number of bytes was expected")
         if not LEAST_CAPACITY_BYTES <= self.capacity_bytes <= MOST_CAPACITY_BYTES:
             raise UsageError(f"a capacity of {self.capacity_bytes:,} bytes: expected 1 MiB to 16 GiB")
         if self.every_block >= 1 << 32:
@@ -112,6 +117,8 @@ class Request:
             if not isinstance(numbers, Iterable):
                 raise UsageError(f"{name} is {numbers!r}: expected numbers, such as (0, 1)")
             object.__setattr__(self, name, tuple(numbers))
+            if not getattr(self, name):
+                raise UsageError(f"{name} names none: None is all of them")
             if not all(isinstance(number, int) and 0 <= number < below for number in getattr(self, name)):
                 raise UsageError(f"{name} are numbered 0 to {below - 1}, not {numbers!r:.60}")
         self._check_grids()
@@ -125,6 +132,8 @@ class Request:
     def _check_grids(self) -> None:
         if self.grids is None:
             return
+        if not isinstance(self.grids, Iterable) or not self.grids:
+            raise UsageError(f"grids is {self.grids!r:.60}: expected grids, such as [(528, 1, 1)]; None is all of them")
         grids = tuple(tuple(grid) if isinstance(grid, Iterable) else (grid,) for grid in self.grids)
         for grid in grids:
             if not 1 <= len(grid) <= 3 or not all(isinstance(size, int) and 0 < size < 1 << 31 for size in grid):

@@ -83,12 +83,19 @@ class TritonOptions:
     command: list[str] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("capacity_bytes", "every_block"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} is {value!r:.60}: a whole number of at least 1 was expected")
+        for name in ("kernels", "note"):
+            if not isinstance(getattr(self, name), str | None):
+                raise UsageError(f"{name} is {getattr(self, name)!r:.60}: a text was expected, or None")
         try:
             re.compile(self.kernels or "")
         except re.error as error:
             raise UsageError(f"kernels: {self.kernels!r} is no regular expression: {error}") from error
-        if self.every_block < 1 or self.slab_chunks < 1:
-            raise UsageError("every_block and slab_chunks are 1 or more")
+        if self.slab_chunks < 1:
+            raise UsageError("slab_chunks is 1 or more")
         if self.launch_skip < 0 or (self.launch_count is not None and self.launch_count < 1):
             raise UsageError("launch_skip is 0 or more, launch_count 1 or more or None")
 

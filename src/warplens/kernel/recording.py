@@ -131,7 +131,7 @@ class record:  # noqa: N801  (used as a function is)
         global _active
         if _active is not None:
             raise UsageError("a recording is under way in this process: end it first")
-        place_for_file(self.path)
+        self.path = place_for_file(self.path).absolute()  # the program may go to another folder
         try:
             self._folder = Path(tempfile.mkdtemp(prefix=".warplens-", dir=self.path.parent))
         except OSError as error:

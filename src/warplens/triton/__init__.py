@@ -106,7 +106,8 @@ def record(
     recorded = Recorded(TritonCapture(options))
     if path is not None:
         try:  # permissions say little to root, and of what is read-only
-            tempfile.TemporaryFile(dir=place_for_file(path).parent).close()
+            path = place_for_file(path).absolute()  # the program may go to another folder
+            tempfile.TemporaryFile(dir=path.parent).close()
         except OSError as error:
             raise FileError(f"cannot write {path}: {error.strerror or error}") from error
     try:

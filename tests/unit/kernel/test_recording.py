@@ -13,8 +13,9 @@ import pytest
 
 import warplens
 import warplens.triton
+from tests.synthesis import fake_recording
 from warplens.capture.request import VARIABLE, Request, to_text
-from warplens.errors import FileError
+from warplens.errors import FileError, UsageError
 
 
 @pytest.mark.parametrize("record", [warplens.record, warplens.triton.record])
@@ -35,6 +36,47 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_block_runs(
     record: Callable[..., Any], folder: str, tmp_path: Path
 ) -> None:
     with pytest.raises(FileError, match="cannot write"), record(tmp_path / folder / "run.wlens"):
+        pytest.fail("the block ran")
+
+
+def test_a_program_that_goes_to_another_folder_has_its_file_where_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = fake_recording(blocks=2, warps=1, sms=1)
+    (launch,), (kernel,) = made.manifest["launches"], made.manifest["kernels"]
+    launch = {name: value for name, value in launch.items() if name != "records"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    with warplens.record("run.wlens") as rec:
+        assert rec._recorder is not None
+        monkeypatch.setattr(rec._recorder, "finish", lambda: {**made.manifest, "launches": []})
+        rec._keep.part.add(made.manifest, launch, kernel, made.records["records/000000.u32"])
+        monkeypatch.chdir("other")
+    assert rec.trace is not None
+    assert rec.files == [tmp_path / "run.wlens"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["other", "run.wlens"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"note": 3},
+        {"kernels": b"x"},
+        {"sites": 5},
+        {"capacity_bytes": 1e9},
+        {"warps": []},
+        {"blocks": ()},
+        {"grids": []},
+    ],
+)
+def test_options_of_which_nothing_could_be_made_later_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        warplens.record(tmp_path / "run.wlens", **options)
+
+
+@pytest.mark.parametrize("options", [{"note": 3}, {"kernels": b"x"}, {"capacity_bytes": "1MiB"}, {"every_block": 1.5}])
+def test_so_they_are_for_triton_alone(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))), warplens.triton.record(**options):
         pytest.fail("the block ran")
 
 
