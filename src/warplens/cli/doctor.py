@@ -239,6 +239,8 @@ def _doctor_binary(path: Path, as_json: bool) -> int:
     from warplens.capture.binary import MAX_BYTES, read_binary
 
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise FileError(f"{path}: expected a program or a library, found a device or a pipe")
         if path.stat().st_size > MAX_BYTES:
             raise FileError(f"{path}: a program of at most {MAX_BYTES >> 30} GiB was expected")
         found = read_binary(path.read_bytes())

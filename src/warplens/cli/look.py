@@ -65,7 +65,7 @@ def summary(file: Path, by: str, launch: int | None, as_json: bool) -> int:
 @file_argument
 @launch_option
 @click.option("--block", type=click.IntRange(min=0), metavar="N", help="Block N (default: first of the second wave).")
-@click.option("--width", type=click.IntRange(min=20), metavar="N", help="Columns (default: the window).")
+@click.option("--width", type=click.IntRange(20, 10_000), metavar="N", help="Columns (default: the window).")
 def show(file: Path, launch: int | None, block: int | None, width: int | None) -> None:
     """Print the warps of one block as a timeline: a letter a phase, a ruler in cycles, a legend."""
     from warplens.render.timeline import show as render_show

@@ -51,6 +51,8 @@ def choose(trace: Trace, selection: Selection) -> Chosen:
     blocks = blocks.with_columns(sm=pl.coalesce("sm_begin", "sm_end").cast(pl.Int64))
     if selection == Selection():
         return Chosen(launches, blocks, spans)
+    if selection.from_ns is not None and selection.to_ns is not None and selection.from_ns > selection.to_ns:
+        raise UsageError(f"the time from {selection.from_ns} to {selection.to_ns} ns ends before it begins")
     if selection.launch is not None:
         launch = pick_launch(trace, selection.launch)
         launches, blocks, spans = (t.filter(pl.col("launch") == launch) for t in (launches, blocks, spans))

@@ -125,3 +125,9 @@ def test_doctor_tells_what_else_looks_on(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(doctor_module, "has_mps", lambda: None)
     monkeypatch.setattr("platform.release", lambda: "6.1.0")
     assert doctor_module._surroundings() == []
+
+
+def test_a_binary_is_no_device() -> None:
+    result = run("doctor", "--binary", "/dev/zero")
+    assert result.exit_code == 3
+    assert "found a device or a pipe" in result.stderr

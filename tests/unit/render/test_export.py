@@ -84,6 +84,7 @@ def test_a_launch_leaves_the_others_out() -> None:
         ({"sms": [5], "blocks": [0]}, "no span is left"),
         ({"from_ns": 10_000}, r"6 spans from 0 to 215 ns, the longest of 10 ns"),
         ({"min_duration_ns": 11}, "no span is left"),
+        ({"from_ns": 5, "to_ns": 1}, "from 5 to 1 ns ends before it begins"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(selection: dict[str, Any], words: str, tmp_path: Path) -> None:
