@@ -57,6 +57,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--requests", type=int, default=100, help="for each worker")
     asked = parser.parse_args()
+    if not torch.cuda.is_available():  # torch's compiler of extensions says less
+        raise SystemExit("torch finds no GPU here: `warplens doctor` says what is missing")
     extension()
     spawn = multiprocessing.get_context("spawn")
     queues, answers = [spawn.Queue() for _ in range(asked.workers)], spawn.Queue()

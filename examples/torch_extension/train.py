@@ -20,6 +20,8 @@ STEPS = 40
 
 def main() -> None:
     """Build the extension, run it, print what came out."""
+    if not torch.cuda.is_available():  # torch's compiler of extensions says less
+        raise SystemExit("torch finds no GPU here: `warplens doctor` says what is missing")
     extension = load_inline(
         name="warplens_norm",
         cpp_sources="torch::Tensor rmsnorm(torch::Tensor x, torch::Tensor weight, double eps);",
