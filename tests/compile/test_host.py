@@ -5,6 +5,7 @@ Needs g++; nothing of CUDA.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +21,8 @@ import pytest
 import warplens
 from tests.host import EVENTS, NVTX, Built, build, record, run
 from warplens import layout
+from warplens.capture import nvtx
+from warplens.errors import UsageError
 
 pytestmark = pytest.mark.compile
 
@@ -437,6 +440,15 @@ def test_another_listener_of_nvtx_and_a_missing_compiler_are_told(built: Built, 
     assert (done.returncode, done.stdout) == (5, "")
     assert "apt install g++" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_from_which_nothing_may_be_loaded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise OSError(f"{name}: failed to map segment from shared object")  # as of a mount with noexec
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    with pytest.raises(UsageError, match="choose another place with -o"):
+        nvtx.build(tmp_path)
 
 
 def test_of_graphs_with_several_shapes_the_first_is_recorded_and_the_others_run_without_marks(

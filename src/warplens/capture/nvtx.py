@@ -39,6 +39,12 @@ def build(folder: Path) -> dict[str, str]:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[0]
         raise MissingDependencyError(f"{compiler} does not compile {_SOURCE.name} (--nvtx-include): {said}")
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:  # NVTX would say nothing
+        raise UsageError(
+            f"--nvtx-include: programs may not be loaded from {folder.parent} (noexec?); choose another place with -o"
+        ) from error
     return {VARIABLE: str(library)}
 
 

@@ -6,6 +6,7 @@ Raises `FileError` for a place that cannot be written.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -85,6 +86,10 @@ def _checked(path: str | os.PathLike[str]) -> Path:
 
 
 def _umask() -> int:
+    """Read where that can be done: to set it, even for a moment, would change what other threads make meanwhile."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
     mask = os.umask(0)
     os.umask(mask)
     return mask

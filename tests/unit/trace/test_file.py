@@ -25,6 +25,7 @@ from warplens.errors import FileError, FormatError, VersionError
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
 from warplens.trace.file import FREE_EXPANSION_BYTES, read_file, write_file
+from warplens.trace.whole import whole_file
 
 MEMBER = "records/000000.u32"
 
@@ -457,3 +458,17 @@ def _saved(folder: Path) -> Path:
     path = folder / "a.wlens"
     Trace.from_recording(fake_recording(blocks=1)).save(path)
     return path
+
+
+def test_a_file_has_the_permissions_of_others_and_the_process_is_not_made_to_change_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(os, "umask", lambda _: pytest.fail("other threads make files meanwhile"))
+        with whole_file(tmp_path / "a") as stream:
+            stream.write(b"")
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
