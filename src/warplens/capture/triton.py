@@ -164,7 +164,7 @@ class TritonCapture:
         self.on = not own.paused and own.switch is None
         self._looked_s = 0.0
         self.pid = os.getpid()
-        self._quiet, self._first, self._forked, self._done = quiet, seen, forked, done
+        self._quiet, self._on_first, self._forked, self._done = quiet, seen, forked, done
         self._choice = Choice(own.kernels, own.selection, own.key, self.tell, self.notes)
         self._hooks = Hooks(own.key, self.tell)
         self._undo = self._hooks.undo
@@ -176,6 +176,7 @@ class TritonCapture:
         self._last = own.launch_skip + (own.launch_count or 1 << 62)
         self._matched = 0
         self._gpu: Memory | None = None
+        self._first = threading.RLock()
         self._reader: threading.Thread | None = None
         self._over = False  # nothing more is recorded
         self._recording: Recording | None = None
@@ -300,11 +301,14 @@ class TritonCapture:
             kernel.asm["ptx"], kernel.asm["cubin"], kernel.kernel = marked.ptx, marked.cubin, marked.cubin
 
     def _about_to_launch(self, kernel: Any, grid: Any, stream: Any) -> None:
+        if os.getpid() != self.pid:
+            return
         own = self._seen.get(id(kernel))
         if own is None:
-            own = self._first_launch(kernel, int(stream))
+            with self._first:  # of several threads at once: one memory for all, an index for each kernel
+                own = self._seen.get(id(kernel)) or self._first_launch(kernel, int(stream))
         own.launches += 1
-        if own.kernel is not None and not self._over and os.getpid() == self.pid:
+        if own.kernel is not None and not self._over:
             try:
                 self._choose(own, own.kernel, grid, int(stream))
             except Exception as error:  # recording must not harm the program
@@ -373,14 +377,14 @@ class TritonCapture:
         name = str(getattr(kernel, "name", "a kernel"))
         own = _Seen(name, None)
         try:
-            if not self._over and os.getpid() == self.pid:
+            if not self._over:
                 kernel._init_handles()
                 own.kernel = self._point(kernel, stream)
         except Exception as error:  # recording must not harm the program
             self.tell(f"{name} is not recorded: {error}")
         self._seen[id(kernel)] = own
         self._kept.append(kernel)
-        self._first()
+        self._on_first()
         return own
 
     def _point(self, kernel: Any, stream: int) -> Kernel | None:

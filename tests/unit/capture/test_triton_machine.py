@@ -5,6 +5,8 @@ Triton, the driver and its memory are stand-ins; the marked PTX runs.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -268,3 +270,29 @@ def test_what_a_process_recorded_is_written_when_it_is_enough(gpu: Gpu) -> None:
         gpu.launch(kernel, 3)
     assert len(done) == 1
     assert capture.notes == []
+
+
+def test_threads_that_launch_their_first_kernels_at_once_share_one_memory(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del gpu
+    made: list[Any] = []
+
+    def memory(*arguments: Any, **named: Any) -> Any:
+        time.sleep(0.2)
+        made.append(triton_memory.Memory(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(capture_triton, "Memory", memory)
+    kernels = [kernel_of(STRAIGHT, name, 64) for name in ("one", "two", "two")]
+    kernels[2] = kernels[1]
+    capture = TritonCapture(TritonOptions(capacity_bytes=8 << 20), quiet=True)
+    with capture:
+        threads = [threading.Thread(target=own.launch_metadata, args=((2,), 7)) for own in kernels]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(made) == 1
+    assert len(capture._kernels) == 2
+    assert capture.ran == {"one": (1, 1), "two": (2, 2)}
