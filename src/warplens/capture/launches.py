@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,9 @@ from warplens.errors import DeviceError, WarplensError
 
 _HEAD_START: Final = 8
 """Memsets a round that keep the GPU busy while launches of a replay are handed over."""
+
+
+_BESIDE: Final = "launches of warplens.Kernel while another thread made one that is recorded"
 
 
 class Keep(Protocol):
@@ -67,6 +71,7 @@ class _Group:
     index: int
     turn: int = 0
     replayed: bool = False
+    busy: threading.Lock = field(default_factory=threading.Lock)
     pending: _Pending | None = None
     timed: list[_Pending] = field(default_factory=list)
 
@@ -95,6 +100,7 @@ class LaunchRecorder:
         self._step_ns: int | None = None
         self._copying: int | None = None
         self._matched = self._kept = 0
+        self._making = threading.Lock()
 
     def launch(self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> None:
         """Make one launch of the program, recorded or not."""
@@ -102,8 +108,20 @@ class LaunchRecorder:
         seen[0] += 1
         stream = stream_handle(options.stream)
         group = self._wanted(kernel, shape, options, stream)
+        if group is not None and not group.busy.acquire(blocking=False):  # to wait might be for ever
+            self._leave_out(_BESIDE)
+            group = None
         if group is None:
             return _launch(kernel.plain_build(), shape, options, given)
+        try:
+            seen[1] += self._launch_of(group, stream, given)
+        finally:
+            group.busy.release()
+        return None
+
+    def _launch_of(self, group: _Group, stream: int, given: Arguments) -> bool:
+        """Make a launch of a group, timed or recorded; whether it is recorded."""
+        kernel, shape, options = group.kernel, group.shape, group.options
         group.turn += 1
         by_replay = self.request.replay
         alternates = group.clean is not None and len(group.timed) < self.request.rounds and not by_replay
@@ -111,16 +129,16 @@ class LaunchRecorder:
             assert group.clean is not None
             self._flush_l2(kernel._device, stream)
             group.timed.append(_timed(group.clean, shape, options, given))
-            return None
+            return False
         if not self._make_room(group, stream):
-            return _launch(kernel.plain_build(), shape, options, given)
+            _launch(kernel.plain_build(), shape, options, given)
+            return False
         if by_replay and not group.replayed:
             self._replay(group, stream, given)
         self._flush_l2(kernel._device, stream)
         group.pending = _timed(group.traced, shape, options, given)
         self._kept += 1
-        seen[1] += 1
-        return None
+        return True
 
     def _wanted(
         self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, stream: int
@@ -143,11 +161,16 @@ class LaunchRecorder:
             return None
         key = id(kernel), shape, options.shared_bytes, options.cluster, options.cooperative
         if key not in self._groups:
+            if not self._making.acquire(blocking=False):
+                self._leave_out(_BESIDE)
+                return None
             try:
                 self._groups[key] = self._group(kernel, shape, options, stream)
             except WarplensError as error:
                 self._groups[key] = None
                 self._leave_out(f"launches of {kernel.name}, which cannot be recorded: {error}")
+            finally:
+                self._making.release()
         return self._groups[key]
 
     def _leave_out(self, why: str) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import weakref
 import zipfile
 from collections.abc import Callable, Collection, Mapping
@@ -74,6 +75,7 @@ class PartWriter:
             taken += 1
         self._path = self._part(folder, stem, taken)
         self._pid = os.getpid()
+        self._adding = threading.Lock()
         self._launches: list[dict[str, Any]] = []
         try:
             self._zip: zipfile.ZipFile | None = zipfile.ZipFile(self._path, "x", zipfile.ZIP_STORED)
@@ -88,14 +90,15 @@ class PartWriter:
     def add(
         self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], chunks: npt.NDArray[np.uint32]
     ) -> None:
-        """One launch, with its records of shape (n, 32)."""
-        number = len(self._launches)
-        entry = {**launch, "records": f"records/{number:06d}.u32"}
-        if number == 0:
-            self._write("manifest.json", json.dumps(manifest).encode())
-        self._write(entry["records"], np.ascontiguousarray(chunks, "<u4").tobytes())
-        self._write(f"launches/{number:06d}.json", json.dumps({"launch": entry, "kernel": kernel}).encode())
-        self._launches.append(entry)
+        """One launch, with its records of shape (n, 32). Any thread may add one."""
+        with self._adding:
+            number = len(self._launches)
+            entry = {**launch, "records": f"records/{number:06d}.u32"}
+            if number == 0:
+                self._write("manifest.json", json.dumps(manifest).encode())
+            self._write(entry["records"], np.ascontiguousarray(chunks, "<u4").tobytes())
+            self._write(f"launches/{number:06d}.json", json.dumps({"launch": entry, "kernel": kernel}).encode())
+            self._launches.append(entry)
 
     def finish(self, manifest: dict[str, Any]) -> Path | None:
         """Give the file its manifest, whose `sources` are texts by path, and its name; None where nothing was added.
@@ -140,6 +143,7 @@ class PartWriter:
     def let_go(self) -> None:
         """In a child of fork: the file is its parent's, and so is the place in it, which both share."""
         archive, self._zip = self._zip, None
+        self._adding = threading.Lock()  # a thread that held the other one is not here
         if archive is not None and archive.fp is not None:
             stream: Any = archive.fp
             archive.fp = None

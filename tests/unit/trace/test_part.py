@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ def test_a_second_process_of_the_same_number_takes_another_name(tmp_path: Path) 
     write(tmp_path)
     write(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["5-1.wlens.part", "5.wlens.part"]
+
+
+def test_threads_may_add_launches_at_once(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path, "5")
+    part = fake_recording(blocks=4, warps=2, phases=4)
+    begun = {**part.manifest, "kernels": [], "launches": [], "complete": False}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: add(writer, begun, part), range(40)))
+    path = writer.finish(part.manifest)
+    assert path is not None
+    assert warplens.open(path).spans.height == 40 * 4 * 2 * 4
 
 
 FORKS = """
