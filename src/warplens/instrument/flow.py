@@ -294,12 +294,20 @@ class Flow:
 
         return Lanes(self), Lanes(self, to_the_end=True)
 
+    @cached_property
+    def lone(self) -> frozenset[int]:
+        """Blocks that one lane of a warp comes to alone."""
+        from warplens.instrument.lone import Lone
+
+        return Lone(self).blocks
+
     def is_apart(self, index: int, behind: bool) -> bool:
-        """Whether only some lanes of a warp can come in front of or behind an instruction, and others wait for them."""
-        return self._is_in(self._lanes[0], index, behind)
+        """Whether some lanes of a warp, but not one alone, can come in front of or behind an instruction while others
+        wait for them."""
+        return self.block_of[index] not in self.lone and self._is_in(self._lanes[0], index, behind)
 
     def is_in_part(self, index: int, behind: bool) -> bool:
-        """Whether some lanes of a warp may not come there: as `is_apart`, or the others go to the function's end."""
+        """Whether some lanes of a warp may not come there: they wait, or go to the function's end."""
         return self._is_in(self._lanes[1], index, behind)
 
     def _is_in(self, lanes: Lanes, index: int, behind: bool) -> bool:

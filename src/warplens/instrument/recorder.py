@@ -55,7 +55,7 @@ class Recorder:
 
     `sites_hash`: of its site set. `flat`: its blocks differ in x alone. `shared`: the address of shared memory that a
     barrier's end is seen by, a symbol or a number. `straight`: the number of its marks, when each is passed once.
-    `space`: of the descriptor.
+    `space`, `descriptor`: where the descriptor stands and what it is called.
     """
 
     code_bits: int
@@ -64,6 +64,7 @@ class Recorder:
     shared: str
     straight: int | None = None
     space: str = "const"
+    descriptor: str = layout.DESCRIPTOR_SYMBOL
 
     def declarations(self) -> list[str]:
         """Registers, for the begin of the function's body."""
@@ -80,7 +81,7 @@ class Recorder:
         return [
             "mov.u64 %wl_begin, %clock64;",
             "mov.u32 %wl_gt, %globaltimer_lo;",
-            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
             "setp.ne.u64 %wl_p0, %wl_control, 0;",
             *(f"mov.u32 {register}, 0;" for register in ("%wl_c0", "%wl_c1", "%wl_c2", "%wl_c3", "%wl_slab")),
             f"@%wl_p0 ld.global.v4.u32 {{%wl_c0, %wl_c1, %wl_c2, %wl_c3}}, [%wl_control+{layout.CONTROL_CHOICE}];",
@@ -141,7 +142,7 @@ class Recorder:
 
         What was asked for in vain is given back, or the cursor would wrap to 0 after 2^32 / 1024 chunks.
         """
-        symbol = layout.DESCRIPTOR_SYMBOL
+        symbol = self.descriptor
         left = [
             "sub.u32 %wl_r2, %wl_r0, %wl_index;",
             f"add.u32 %wl_r2, %wl_r2, {layout.CURSOR_COUNT - 1};",
@@ -278,7 +279,7 @@ class Recorder:
     def _again(self) -> list[str]:
         """Another slab, where %wl_p5."""
         return [
-            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
             f"@%wl_p5 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
             *self._slab(),
             *self._cursor(),
@@ -367,7 +368,7 @@ class Recorder:
         return [
             f"cvt.u64.u32 %wl_q1, {events};",
             f"cvt.u64.u32 %wl_q3, {chunks};",
-            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
             f"@%wl_p2 red.global.add.u64 [%wl_control+{layout.CONTROL_LOST_EVENTS}], %wl_q1;",
             f"@%wl_p2 red.global.add.u64 [%wl_control+{layout.CONTROL_LOST_CHUNKS}], %wl_q3;",
         ]

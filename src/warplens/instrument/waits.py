@@ -48,6 +48,8 @@ _MOST_ASKING: Final = 24
 """Instructions of a loop that only asks: more than any compiler makes of one."""
 
 
+_LENGTH: Final = re.compile(r"(?<![0-9])[1-9][0-9]?(?=[A-Za-z_])")  # in front of a name, as C++ mangles it
+_TAIL: Final = re.compile(r"E?(?:_?[0-9]+)?")
 _SYMBOL: Final = re.compile(r"[A-Za-z_$]")
 
 
@@ -81,6 +83,7 @@ class Waits:
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
+        self._readables: dict[str, str] = {}
 
     @cached_property
     def waits(self) -> list[Wait]:
@@ -155,8 +158,18 @@ class Waits:
             rest |= value is None
         if not symbol and not distance:
             return "mbarrier"
-        place = f"{symbol or 'shared'}+{distance}" if distance else symbol
+        symbol = self._readable(symbol or "shared")
+        place = f"{symbol}+{distance}" if distance else symbol
         return f"mbarrier {place}" + ("[]" if rest else "")
+
+    def _readable(self, symbol: str) -> str:
+        """What the source calls a variable that C++ mangled, where no other of the kernel has that name."""
+        for found in _LENGTH.finditer(symbol) if symbol.startswith("_Z") else ():
+            end = found.end() + int(found[0])
+            name = symbol[found.end() : end]
+            if len(name) == int(found[0]) and _TAIL.fullmatch(symbol, end):
+                return name if self._readables.setdefault(name, symbol) == symbol else symbol
+        return symbol
 
     def _address(self, register: str) -> tuple[str, int, bool]:
         """Symbol, constant offset, and whether something is added that is not known."""
