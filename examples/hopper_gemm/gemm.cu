@@ -2,9 +2,10 @@
 // between them, registers handed from the one to the others. It knows nothing of warplens.
 //
 //   warplens nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a gemm.cu -o gemm      (or nvcc, as ever)
-//   warplens record -o gemm.wlens --launch-count 3 ./gemm
+//   warplens record -o gemm.wlens --launch-count 3 ./gemm 20
 //
-// C = A B^T, bfloat16 in, float out; prints a checksum of C and whether it is what a plain kernel makes of it.
+// C = A B^T, bfloat16 in, float out, as often as the argument says. Prints a checksum of C and how many numbers in it
+// are none that a plain kernel makes; on stderr the time of a launch.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -25,7 +26,7 @@
 
 namespace {
 
-constexpr int kM = 2048, kN = 2048, kK = 1024, kLaunches = 8;
+constexpr int kM = 2048, kN = 2048, kK = 4096;
 constexpr int kTileM = 128, kTileN = 128, kTileK = 64, kStages = 4;
 constexpr int kTileBytes = (kTileM + kTileN) * kTileK * 2;
 constexpr int kSharedBytes = kStages * kTileBytes + 1024;  // tiles begin at multiples of 1024 bytes
@@ -186,7 +187,8 @@ __nv_bfloat16* numbers(std::size_t count, unsigned seed) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const int launches = argc > 1 ? std::atoi(argv[1]) : 8;
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result;
   CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
@@ -200,7 +202,14 @@ int main() {
   CHECK(cudaMemset(wrong, 0, sizeof *wrong));
   CHECK(cudaFuncSetAttribute(gemm, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const CUtensorMap map_a = tensor_map(encode, a, kM, kTileM), map_b = tensor_map(encode, b, kN, kTileN);
-  for (int i = 0; i < kLaunches; ++i) gemm<<<dim3(kN / kTileN, kM / kTileM), 384, kSharedBytes>>>(map_a, map_b, c);
+  cudaEvent_t begin, end;
+  CHECK(cudaEventCreate(&begin));
+  CHECK(cudaEventCreate(&end));
+  for (int i = -1; i < launches; ++i) {  // one more, so that the code is on the GPU before times are taken
+    if (i == 0) CHECK(cudaEventRecord(begin));
+    gemm<<<dim3(kN / kTileN, kM / kTileM), 384, kSharedBytes>>>(map_a, map_b, c);
+  }
+  CHECK(cudaEventRecord(end));
   plain<<<dim3(kN / 256, kM), 256>>>(a, b, c, wrong);
   CHECK(cudaMemcpy(host.data(), c, host.size() * sizeof *c, cudaMemcpyDeviceToHost));
   CHECK(cudaMemcpy(&count, wrong, sizeof count, cudaMemcpyDeviceToHost));
@@ -211,6 +220,9 @@ int main() {
     __builtin_memcpy(&bits, &value, sizeof bits);
     checksum = (checksum ^ bits) * 0x100000001b3ull;
   }
+  float milliseconds = 0;
+  CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+  std::fprintf(stderr, "%.0f ns a launch\n", milliseconds * 1e6 / launches);
   std::printf("%016llx %u wrong\n", static_cast<unsigned long long>(checksum), count);
   return count == 0 ? 0 : 1;
 }

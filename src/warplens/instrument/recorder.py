@@ -70,7 +70,7 @@ class Recorder:
         """Registers, for the begin of the function's body."""
         return [
             ".reg .b32 %wl_lo, %wl_hi, %wl_ep, %wl_left, %wl_seq, %wl_gt, %wl_e, %wl_d, %wl_slab, %wl_index;",
-            ".reg .b32 %wl_c<4>, %wl_r<16>;",
+            ".reg .b32 %wl_c<4>, %wl_k<2>, %wl_r<16>;",
             ".reg .b64 %wl_begin, %wl_now, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
             ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
         ]
@@ -188,23 +188,31 @@ class Recorder:
             f"$wl_back_{number}:",
         ]
 
-    def clock(self) -> list[str]:
-        """The clock of a mark that has space."""
-        return ["mov.u32 %wl_r1, %clock;"]
+    def clock(self, slot: int) -> list[str]:
+        """The clock of a mark that has space, the `slot`-th of a run."""
+        return [f"mov.u32 %wl_k{slot % 2}, %clock;"]
 
-    def store(self, clock: str, code: int, slot: int, guard: str = "") -> list[str]:
-        """The record of a mark, the `slot`-th behind the place. `clock`: a register of 64 bits, or %wl_r1."""
-        low = [f"cvt.u32.u64 %wl_r1, {clock};"] if clock != "%wl_r1" else []
-        both = [f"and.pred %wl_w, %wl_w, {guard};"] if guard else []
+    def record(self, clock: str, code: int, slot: int) -> list[str]:
+        """A mark's record, in a register. `clock`: a register of 64 bits, or "" where `clock` has read it.
+
+        Two registers take turns: of one, each clock would wait until the store before has read it.
+        """
+        register = f"%wl_k{slot % 2}"
+        low = [f"cvt.u32.u64 {register}, {clock};"] if clock else []
+        return [*low, f"shl.b32 {register}, {register}, {self.code_bits};", f"add.u32 {register}, {register}, {code};"]
+
+    def put(self, slot: int, guard: str = "", *, at: int | None = None) -> list[str]:
+        """Stores a record, `at` words (`slot`, else) behind the place."""
         return [
-            *low,
-            f"shl.b32 %wl_r1, %wl_r1, {self.code_bits};",
-            f"add.u32 %wl_r1, %wl_r1, {code};",
             "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
             "setp.ne.u32 %wl_w, %wl_hi, 0;",
-            *both,
-            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * slot + 4}], %wl_r1;",
+            *([f"and.pred %wl_w, %wl_w, {guard};"] if guard else []),
+            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * (slot if at is None else at) + 4}], %wl_k{slot % 2};",
         ]
+
+    def store(self, clock: str, code: int, slot: int) -> list[str]:
+        """The record of a 64-bit clock, stored at once."""
+        return [*self.record(clock, code, slot), *self.put(slot)]
 
     def advance(self, marks: int, guard: str = "") -> list[str]:
         """The place behind so many marks; behind one that was taken only where `guard` holds."""
