@@ -93,9 +93,7 @@ def test_relocatable_code_and_several_gpus_and_threads_are_marked_alike(place: P
     assert "warplens_sites_" in text
 
 
-def test_what_is_marked_is_chosen_by_options_or_by_the_environment(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_marked_is_chosen_by_options_or_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     nvcc(*SM_90, "--warplens-level=coarse", "--warplens-sites=wait", "-c", "a.cu")
     assert sites_of("a.o") == [["a.cu:4-6 load", "a.cu:7 wait barrier 0", "a.cu:8-9 store"]]
     monkeypatch.setenv("WARPLENS_NVCC", "--warplens-kernels=other")

@@ -51,7 +51,7 @@ class Wish:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs nvcc; its exit code. Raises UsageError for an unknown option of ours, MissingDependencyError without nvcc."""
+    """Runs nvcc; its exit code. Raises UsageError for a wrong option of ours, MissingDependencyError without nvcc."""
     wish, rest = read_options(arguments, os.environ.get(VARIABLE, ""))
     nvcc = wish.nvcc or find_nvcc()
     if any(option in rest for option in (*_NO_CODE, *_NO_CODE_EITHER)):

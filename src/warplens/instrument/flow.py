@@ -51,7 +51,7 @@ class Instruction:
     @property
     def targets(self) -> tuple[str, ...]:
         """Registers that it writes."""
-        if self.name in _NO_TARGET:
+        if self._writes_none:
             return ()
         return tuple(_REGISTER.findall(self._split[0]))
 
@@ -59,8 +59,12 @@ class Instruction:
     def sources(self) -> tuple[str, ...]:
         """Registers, symbols and special registers that it reads, its predicate among them."""
         _, rest = self._split
-        named = _REGISTER.findall(self.operands if self.name in _NO_TARGET else rest)
+        named = _REGISTER.findall(self.operands if self._writes_none else rest)
         return (*named, self.predicate) if self.predicate else tuple(named)
+
+    @property
+    def _writes_none(self) -> bool:
+        return self.name in _NO_TARGET or self.operands.startswith("[")  # an address, as of mbarrier.arrive
 
     @property
     def _split(self) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Blocks that one lane of a warp comes to alone: those behind `if (threadIdx.x == 0)` and `if (elect_one_sync())`.
 
 In: a `Flow`. Out: the blocks to which control comes only by a branch that lets lane 0, or the lane that `elect.sync`
-chose, go one way. A mark there tells what that lane does, while the others wait for it; if `elect.sync` chose another lane
-than 0, which writes the records, it tells nothing. What cannot be told is no such block.
+chose, go one way. A mark there tells what that lane does, while the others wait for it; if `elect.sync` chose another
+lane than 0, which writes the records, it tells nothing. What cannot be told is no such block.
 """
 
 from __future__ import annotations
