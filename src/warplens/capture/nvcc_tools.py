@@ -174,6 +174,6 @@ def _registered(sets: dict[str, str]) -> str:
 
 def _literal(text: str) -> str:
     """A string of C++ that is ASCII whatever the text holds."""
-    plain = frozenset(b" !#$%&'()*+,-./0123456789:;<=>@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{|}~")
+    plain = frozenset(range(32, 127)) - frozenset(b'"\\?')
     data = text.encode("utf-8", "surrogateescape")
     return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03o}" for byte in data) + '"'

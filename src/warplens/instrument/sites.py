@@ -15,7 +15,7 @@ from typing import Any, Final
 from warplens import layout
 from warplens.errors import PtxError, UsageError
 from warplens.instrument.flow import Flow
-from warplens.instrument.read import file_name, line_of
+from warplens.instrument.read import file_name
 from warplens.instrument.scopes import Scopes
 from warplens.instrument.waits import Waits, is_idle, notable
 from warplens.layout import Verb
@@ -195,7 +195,7 @@ class Planner:
 
     def _ptx_line(self, index: int) -> int:
         module = self._flow.module
-        return line_of(module.text, module.statements[self._flow.code[index].statement].start)
+        return module.line(module.statements[self._flow.code[index].statement].start)
 
     def _named(self, index: int, what: str, until: int = 0) -> str:
         """A name that reads like the source: file, line (or lines `until` the given one), what happens there."""
