@@ -29,7 +29,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 FLAGS = ["-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a", str(EXAMPLES / "hopper_gemm" / "gemm.cu")]
 OURS = [sys.executable, "-m", "warplens"]
 BUILDS = {"clean": None, "waits": "waits", "all": "all"}
-ROUNDS = 5
+ROUNDS = 3
 
 
 def seconds(command: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
@@ -121,7 +121,8 @@ def device() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, help="where what is built stays; what is there is not built again")
+    parser.add_argument("--only", choices=("gemm", "torch_extension"), help="of the result that is there the rest stays")
+    parser.add_argument("--folder", type=Path, help="where what is built stays")
     arguments = parser.parse_args()
     output = arguments.output
     nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
@@ -132,12 +133,15 @@ def main() -> None:
         "nvcc": (re.findall(r"release.*", nvcc) or [nvcc])[0],
         "warplens": warplens.__version__,
     }
+    if arguments.only and output.exists():
+        result = {**json.loads(output.read_text(encoding="utf-8")), **result}
     with tempfile.TemporaryDirectory() as name:
-        folders = [Path(arguments.folder or name, part) for part in ("gemm", "extension")]
-        for folder in folders:
+        for part, own in (("gemm", gemm), ("torch_extension", extension)):
+            if arguments.only not in (None, part):
+                continue
+            folder = Path(arguments.folder or name, part)
             folder.mkdir(parents=True, exist_ok=True)
-        for part, own in zip(("gemm", "torch_extension"), (gemm, extension), strict=True):
-            result[part] = own(folders.pop(0))
+            result[part] = own(folder)
             output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
             print(part, "identical:", result[part]["identical"], flush=True)
 

@@ -168,6 +168,7 @@ REMOTE: Final = "remote "
 OWN_RESOURCES: Final = (
     *("cp.async", "wgmma", "bulk copies", "tensor memory loads", "tensor memory stores", "earlier grid", "next grid"),
     "flag",
+    "loads",
 )
 """Resources of automatic marks that no warp of the block arrives at."""
 SITES_SYMBOL_PREFIX: Final = "warplens_sites_"

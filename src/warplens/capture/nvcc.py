@@ -41,13 +41,14 @@ class Wish:
     level: str = "waits"
     kernels: str = ""
     sites: str = ""
+    also: str = ""
     nvcc: str = ""
     verbose: str = ""
 
     @property
     def selection(self) -> Selection:
         """Raises UsageError for what cannot be meant."""
-        return Selection(self.level, self.sites or None)
+        return Selection(self.level, self.sites or None, also=tuple(filter(None, self.also.split(","))))
 
 
 def run(arguments: list[str]) -> int:

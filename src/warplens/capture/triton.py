@@ -74,7 +74,7 @@ class TritonOptions:
     @property
     def key(self) -> str:
         """Names everything that shapes the machine code: kernels of different keys never share a cache."""
-        facts = (__version__, self.kernels, self.selection.level, self.selection.sites, self.selection.kinds)
+        facts = (__version__, self.kernels, self.selection)
         return "warplens-" + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 

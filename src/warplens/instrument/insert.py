@@ -125,6 +125,7 @@ class Inserter:
         for slot, mark in enumerate(run):
             text = recorder.any_lane(mark.guard, mark.negated) if mark.guard else []
             text += recorder.settle() if mark.settles else []
+            text += recorder.pin(mark.pins) if mark.pins else []
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             guard = "%wl_p5" if mark.guard else ""
             if slot == 0:
@@ -166,6 +167,7 @@ class Inserter:
         for mark in run:
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             text = recorder.settle() if mark.settles else []
+            text += recorder.pin(mark.pins) if mark.pins else []
             slot = self._plan.marks.index(mark) + 1
             text += [*recorder.clock(slot), *recorder.record("", code, slot), *recorder.put(slot)]
             self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)

@@ -239,6 +239,20 @@ class Recorder:
             "@%wl_p4 st.global.u32 [%wl_ad], %wl_r3;",
         ]
 
+    def pin(self, values: tuple[tuple[str, int], ...]) -> list[str]:
+        """Waits until loaded values are there, each a register and its bits, as `settle` waits for a barrier."""
+        out = ["and.b32 %wl_r4, %wl_lo, 3;", "mov.u32 %wl_r5, 0;"]
+        for register, bits in values:
+            move = f"mov.b32 %wl_r3, {register};" if bits == 32 else f"mov.b64 {{%wl_r3, %wl_r6}}, {register};"
+            out += [move, "or.b32 %wl_r5, %wl_r5, %wl_r3;"]
+        return [
+            *out,
+            "and.b32 %wl_r5, %wl_r5, %wl_r4;",
+            "setp.ne.u32 %wl_p4, %wl_r5, 0;",
+            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
+            "@%wl_p4 st.global.u32 [%wl_ad], %wl_r5;",
+        ]
+
     def next(self, number: int) -> list[str]:
         """The chunk behind a full one, or behind one that reaches too far back; without space events are counted."""
         if self.straight is not None:

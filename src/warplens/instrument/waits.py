@@ -30,7 +30,7 @@ _WAITS: Final = (
 )
 """Opcode, what is waited for, the resource ({0}: its first operand), whether a clock behind it can come too early."""
 _INSTANTS: Final = (
-    (re.compile(r"mbarrier\.arrive"), "arrive", "arrive mbarrier", "mbarrier"),
+    (re.compile(r"mbarrier\.arrive"), "arrive", "arrive {1}", "mbarrier"),
     (re.compile(r"cp\.async\.mbarrier\.arrive"), "mark", "issue cp.async for mbarrier", "mbarrier"),
     (re.compile(r"tcgen05\.commit"), "mark", "tcgen05 commit", "mbarrier"),
     (re.compile(r"(?:bar|barrier)(?:\.cta)?\.arrive"), "arrive", "arrive barrier {0}", "barrier {0}"),
@@ -143,7 +143,7 @@ class Waits:
                 if resource == "mbarrier" and _REMOTE.match(own.opcode):
                     found = layout.REMOTE + found
                 first = self._value(own.operands.partition(",")[0].strip())
-                instant = Instant(number, verb, what.format(first), found.format(first))
+                instant = Instant(number, verb, what.format(first, found), found.format(first))
                 same = before[1:] == (what, found) and self._flow.block_of[before[0]] == self._flow.block_of[number]
                 if verb != "mark" or not same:
                     out.append(instant)

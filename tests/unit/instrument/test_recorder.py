@@ -42,6 +42,17 @@ $again:
 }}
 """
 
+LONE = LOOP.replace(
+    "	bar.sync 1;",
+    """	mov.u32 %r3, %tid.x;
+	setp.ne.u32 %p2, %r3, 0;
+	@%p2 bra $over;
+	mbarrier.arrive.shared.b64 _, [full];
+$over:
+	bar.sync 1;""",
+)
+"""Lane 0 of the block alone arrives: it passes more marks than the lanes beside it."""
+
 STRAIGHT = """
 .version 8.0
 .target sm_90
@@ -151,6 +162,18 @@ def test_every_event_is_there_in_any_shape(warps: int, grid: int, turns: int, sl
     assert done.lost_events == 0
     assert "gap" not in kinds(done.trace)
     assert "unended_warp" not in kinds(done.trace)
+
+
+@pytest.mark.parametrize("others", [0, 1, 2, 5])
+def test_what_one_lane_does_alone_is_there_and_lanes_that_count_fewer_marks_lose_nothing(others: int) -> None:
+    """The lanes beside it count fewer marks, and all of a warp go on to the next chunk when one of them says so."""
+    done = run(LONE.format(threads=64), threads=64, turns=20, depth=200, machine=Machine({}, others=others))
+    counts = dict(done.trace.spans.group_by("warp", "site").len().select("site", "warp", "len").rows_by_key("site"))
+    names = done.trace.sites["name"].to_list()
+    assert counts[names.index("ptx:19 arrive mbarrier full")] == [(0, 20)]
+    for name in ("ptx:13 wait barrier 0", "ptx:21 wait barrier 1"):
+        assert sorted(counts[names.index(name)]) == [(0, 20), (1, 20)]
+    assert (done.lost_events, kinds(done.trace) & {"gap", "unended_warp", "wrapped"}) == (0, set())
 
 
 @settings(max_examples=3, deadline=None)
