@@ -48,9 +48,9 @@ def test_a_hopper_matmul_gives_the_same_bits_and_tells_what_its_warps_wait_for(f
     spans = trace.spans.filter(trace.spans["launch"] == 0)
     sites = trace.sites
     waits = {row["resource"]: row["site"] for row in sites.iter_rows(named=True) if row["kind"] == "wait"}
-    assert {"mbarrier full[]", "mbarrier empty[]", "wgmma", "barrier 0"} <= set(waits), named
+    assert {"mbarrier full[4]", "mbarrier empty[4]", "wgmma", "barrier 0"} <= set(waits), named
     counts = {resource: (spans["site"] == site).sum() for resource, site in waits.items()}
-    assert counts["mbarrier full[]"] == BLOCKS * 8 * STEPS  # eight warps multiply
+    assert counts["mbarrier full[4]"] == BLOCKS * 8 * STEPS  # eight warps multiply
     assert counts["wgmma"] == BLOCKS * 8 * STEPS
-    assert counts["mbarrier empty[]"] == BLOCKS * STEPS  # one thread loads
+    assert counts["mbarrier empty[4]"] == BLOCKS * STEPS  # one thread loads
     assert counts["barrier 0"] == BLOCKS * 12

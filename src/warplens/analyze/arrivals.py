@@ -9,12 +9,15 @@ the k-th arrival of each, are *round* k. A wait ends by the last arrival of its 
 to arrive, unless some wait there shows that it is none. Where each warp has one round at most and an id was given, the
 marks themselves say what belongs together: the arrival is recorded. Else counting says it: it is inferred, and only
 where every warp counts alike. Where a site of kind `mark` names the resource, hardware arrives there when what was
-issued is done, and the issue stands for the arrival (docs/adr/0007-arrivals.md).
+issued is done, and the issue stands for the arrival. An mbarrier is waited for by the parity of its phase: a wait may
+be for the phase of its own round or for the one before. Where arrivals of their own rounds came too late for some
+waits, all are for the round before, of a ring of n barriers n rounds before (docs/adr/0007-arrivals.md).
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +31,7 @@ from warplens.decode.flags import SpanFlag
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
+_PHASES: Final = re.compile(rf"{layout.MBARRIER} [^\[\]]+(?:\[([1-9][0-9]{{0,5}})\])?")
 _DOUBT: Final = SpanFlag.UNENDED | SpanFlag.AFTER_GAP | SpanFlag.WRAPPED
 
 
@@ -59,6 +63,8 @@ class Basis(enum.IntEnum):
     end of the wait."""
     REMOTE = 11
     """Other blocks of the cluster arrive there too."""
+    OPEN = 12
+    """Its parity let it pass: it waited for the phase before the first, for which nothing arrives."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Arrivals:
 
 def find_arrivals(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFrame, sites: pl.DataFrame) -> Arrivals:
     """The arrival of each span of kind `wait`. Blocks must be whole: rounds are counted from their first."""
-    kind, resource, comes = _sites(sites)
+    kind, resource, comes, phases = _sites(sites)
     site = spans["site"].to_numpy()
     wait = np.flatnonzero((kind == "wait")[site])
     arrival, of = np.full(len(wait), -1), np.zeros(len(wait), np.int64)
@@ -97,7 +103,7 @@ def find_arrivals(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFr
     events = _events(spans, chosen, kind, resource)
     if len(chosen) and events.waits.any():
         blind = _blind_blocks(spans, blocks, launches)[events.block]
-        found = _rounds(events, comes, blind)
+        found = _rounds(events, comes, phases, blind)
         rows = np.searchsorted(wait, chosen[events.waits])
         arrival[rows] = np.where(found.event < 0, -1, chosen[found.event])
         of[rows], basis[rows] = found.of, found.basis
@@ -140,8 +146,9 @@ class Comes(enum.IntEnum):
     """Other blocks of the cluster too."""
 
 
-def _sites(sites: pl.DataFrame) -> tuple[npt.NDArray[Any], I64, npt.NDArray[np.uint8]]:
-    """Per site its kind and the number of its resource (-1 for none); per resource who arrives there."""
+def _sites(sites: pl.DataFrame) -> tuple[npt.NDArray[Any], I64, npt.NDArray[np.uint8], I64]:
+    """Per site its kind and the number of its resource (-1 for none); per resource who arrives there, and how many
+    rounds a wait's parity can put it back."""
     kind = np.array(sites["kind"].to_list(), object)
     named = list(sites.select("site_set", "resource").iter_rows())
     numbers: dict[tuple[str, str], int] = {}
@@ -160,7 +167,8 @@ def _sites(sites: pl.DataFrame) -> tuple[npt.NDArray[Any], I64, npt.NDArray[np.u
     for one, how in (("arrive", Comes.BY_ARRIVAL), ("mark", Comes.BY_ISSUE)):
         at = resource[(kind == one) & (resource >= 0)]
         comes[at[comes[at] != Comes.FROM_AFAR]] = how
-    return kind, resource, comes
+    stages = [int(found[1] or 1) if (found := _PHASES.fullmatch(name)) else 0 for _, name in numbers]
+    return kind, resource, comes, np.array(stages or [0], np.int64)
 
 
 def _events(spans: pl.DataFrame, chosen: I64, kind: npt.NDArray[Any], resource: I64) -> _Events:
@@ -211,7 +219,7 @@ def _blind_blocks(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFr
     return out
 
 
-def _rounds(events: _Events, comes: npt.NDArray[np.uint8], blind: npt.NDArray[np.uint8]) -> _Found:
+def _rounds(events: _Events, comes: npt.NDArray[np.uint8], phases: I64, blind: npt.NDArray[np.uint8]) -> _Found:
     """Puts events into rounds and finds the last arrival of each."""
     group, round_, counts = _counted(events)
     base = np.cumsum(counts.most) - counts.most
@@ -229,10 +237,18 @@ def _rounds(events: _Events, comes: npt.NDArray[np.uint8], blind: npt.NDArray[np
 
     at = np.flatnonzero(events.waits)
     mine, where = group[at], number[at]
+    late = last[where] > events.end_cycles[at]
+    back = _rounds_back(events.resource[at], late & counts.alike[mine] & (blind[at] == 0), phases)
+    passes = round_[at] < back
+    where = where - np.where(passes, 0, back)
     recorded = (events.id[at] > 0) & (counts.most[mine] == 1) & (here[at] == Comes.BY_ARRIVAL)
     basis = np.where(recorded, Basis.RECORDED, Basis.INFERRED).astype(np.uint8)
     # The later of these conditions hold before the earlier ones.
-    basis[last[where] > events.end_cycles[at]] = Basis.TOO_LATE
+    late = last[where] > events.end_cycles[at]
+    refuted = np.zeros(len(comes), np.bool_)  # neither its own round nor the one before
+    refuted[events.resource[at[late & ~passes & (back > 0)]]] = True
+    basis[~recorded & passes] = Basis.OPEN
+    basis[late & ~passes | refuted[events.resource[at]]] = Basis.TOO_LATE
     basis[~recorded & ~counts.alike[mine]] = Basis.COUNTS_DIFFER
     by_begin = here[at] == Comes.BY_BEGIN
     lone = by_begin & (counts.warps[mine] < 2)
@@ -245,6 +261,13 @@ def _rounds(events: _Events, comes: npt.NDArray[np.uint8], blind: npt.NDArray[np
     basis[here[at] == Comes.FROM_AFAR] = Basis.REMOTE
     known = (basis <= Basis.INFERRED) | (basis == Basis.HARDWARE)
     return _Found(np.where(known, event[where], -1), np.where(known, of[where], 0), basis)
+
+
+def _rounds_back(resource: I64, late: Bool, phases: I64) -> I64:
+    """Per wait how many rounds before its own its arrivals are: 0, or what `phases` says of its resource."""
+    shifted = np.zeros(len(phases), np.bool_)
+    shifted[resource[late]] = True
+    return np.where(shifted, phases, 0)[resource]
 
 
 @dataclass(frozen=True)

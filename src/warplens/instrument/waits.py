@@ -52,6 +52,7 @@ _MOST_ASKING: Final = 24
 
 
 _LENGTH: Final = re.compile(r"(?<![0-9])[1-9][0-9]?(?=[A-Za-z_])")  # in front of a name, as C++ mangles it
+_ARRAY: Final = re.compile(r"\.shared\s+(?:\.align\s+\d+\s+)?\.[bsu](8|16|32|64)(\s+)([\w$]+)\[(\d{1,6})\]")
 _TAIL: Final = re.compile(r"E?(?:_?[0-9]+)?")
 _SYMBOL: Final = re.compile(r"[A-Za-z_$]")
 
@@ -164,9 +165,23 @@ class Waits:
             rest |= value is None
         if not symbol and not distance:
             return layout.MBARRIER
+        stages = self._rings.get(symbol, "") if not distance else ""
         symbol = self._readable(symbol or "shared")
         place = f"{symbol}+{distance}" if distance else symbol
-        return f"{layout.MBARRIER} {place}" + ("[]" if rest else "")
+        return f"{layout.MBARRIER} {place}" + (f"[{stages}]" if rest else "")
+
+    @cached_property
+    def _rings(self) -> dict[str, str]:
+        """How many barriers an array in shared memory has, where all that are made in it expect as many arrivals."""
+        counts: dict[str, set[str]] = {}
+        for own in self._flow.code:
+            if own.opcode.startswith("mbarrier.init"):
+                place, _, count = own.operands.partition(",")
+                symbol, _, _ = self._address(place.strip("[] ").partition("+")[0].strip())
+                counts.setdefault(symbol, set()).add(self._value(count.strip()))
+        sizes = {found[3]: int(found[1]) // 8 * int(found[4]) for found in _ARRAY.finditer(self._flow.module.text)}
+        alike = {symbol for symbol, values in counts.items() if len(values) == 1 and "?" not in values}
+        return {symbol: str(size // 8) for symbol, size in sizes.items() if symbol in alike and size % 8 == 0 and size}
 
     def _readable(self, symbol: str) -> str:
         """What the source calls a variable that C++ mangled, where no other of the kernel has that name."""

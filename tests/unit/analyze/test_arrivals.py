@@ -116,6 +116,42 @@ def test_a_wait_that_its_parity_lets_pass_gets_no_arrow_to_a_later_round() -> No
     assert told[0, 4] == ("TOO_LATE", None)
 
 
+FREED = [("empty", "wait", "mbarrier empty"), ("free", "arrive", "mbarrier empty")]
+
+
+def freed(ends: list[int], name: str = "mbarrier empty") -> Any:
+    """Warp 0 waits from 0, 40, 80, 120 until `ends`; warps 1 and 2 set free at 30 and 32, and every 40 cycles then."""
+    rows: list[Row] = [(0, 0, 40 * turn, end, {}) for turn, end in enumerate(ends)]
+    rows += [(w, 1, 28 + 2 * w + 40 * turn, 28 + 2 * w + 40 * turn, {}) for w in (1, 2) for turn in range(len(ends))]
+    return trace_of(rows, [(own, kind, name) for own, kind, _ in FREED])
+
+
+def test_where_a_wait_passed_before_its_round_came_each_is_for_the_phase_before() -> None:
+    assert by_span(freed([1, 41, 81, 121])) == {
+        (0, 0): ("OPEN", None),
+        (0, 40): ("INFERRED", (2, 32)),
+        (0, 80): ("INFERRED", (2, 72)),
+        (0, 120): ("INFERRED", (2, 112)),
+    }
+    assert by_span(freed([33, 73, 113, 153]))[0, 40] == ("INFERRED", (2, 72))  # none did: it is its own round
+
+
+def test_in_a_ring_of_barriers_it_is_a_turn_of_the_ring_before() -> None:
+    assert by_span(freed([1, 41, 81, 121], "mbarrier empty[2]")) == {
+        (0, 0): ("OPEN", None),
+        (0, 40): ("OPEN", None),
+        (0, 80): ("INFERRED", (2, 32)),
+        (0, 120): ("INFERRED", (2, 72)),
+    }
+    unknown = by_span(freed([1, 41, 81, 121], "mbarrier empty[]"))
+    assert set(unknown.values()) == {("TOO_LATE", None)}  # how many barriers it holds is not known
+
+
+def test_a_wait_that_neither_phase_explains_leaves_its_barrier_without_arrows() -> None:
+    rows: list[Row] = [(0, 0, 0, 1, {}), (0, 0, 20, 31, {}), (1, 1, 32, 32, {}), (1, 1, 50, 50, {})]
+    assert set(by_span(trace_of(rows, FREED)).values()) == {("TOO_LATE", None)}  # over at 31, and freed first at 32
+
+
 def test_an_issue_that_is_missing_leaves_its_waits_without_an_arrow() -> None:
     assert {by_span(ring(flags=int(SpanFlag.AFTER_GAP)))[warp, 1] for warp in (1, 2)} == {("RECORDS_MISSING", None)}
     once: list[Row] = [(0, 2, 3, 3, {}), (1, 0, 1, 20, {}), (1, 0, 31, 40, {})]  # under a predicate, say

@@ -40,8 +40,8 @@ $turn:
 """
 
 
-def marked(*also: str, **more: str) -> Instrumented:
-    return instrument(KERNEL, Selection("all", also=also, **more))
+def marked(*also: str, sites: str | None = None) -> Instrumented:
+    return instrument(KERNEL, Selection("all", sites, also=also))
 
 
 @pytest.mark.parametrize(

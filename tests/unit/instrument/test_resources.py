@@ -15,7 +15,7 @@ KERNEL = """.version 8.6
 	.reg .b64 %rd<9>;
 	.reg .pred %p<9>;
 	.shared .align 8 .b64 full;
-	.shared .align 8 .b64 _ZZ1kPfE5empty[4];
+	.shared .align 8 .b8 _ZZ1kPfE5empty[32];
 	mov.u32 %r1, %tid.x;
 	mov.u32 %r2, full;
 	mov.u32 %r3, _ZZ1kPfE5empty;
@@ -59,6 +59,18 @@ COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 )
 def test_who_arrives_where(body: str, found: tuple[str, str]) -> None:
     assert sites(body) == [found]
+
+
+MADE = "mbarrier.init.shared.b64 [%r3], {};\n\tmbarrier.init.shared.b64 [%r3+8], {};\n\t"
+WAIT = "$ask:\n\tmbarrier.try_wait.parity.shared.b64 %p2, [%r5], %r1;\n\t@!%p2 bra $ask;"
+
+
+@pytest.mark.parametrize(("counts", "stages"), [((2, 2), "4"), ((2, 1), ""), ((2, "%r4"), "")])
+def test_how_many_barriers_a_ring_has_is_told_where_all_wait_for_as_many_arrivals(
+    counts: tuple[object, object], stages: str
+) -> None:
+    assert sites(MADE.format(*counts) + WAIT) == [("wait", f"mbarrier empty[{stages}]")]
+    assert sites(WAIT) == [("wait", "mbarrier empty[]")]  # made elsewhere
 
 
 def test_copies_for_two_barriers_in_a_row_are_two_issues() -> None:

@@ -30,6 +30,7 @@ const WITHHELD = /** @type {Record<string, string>} */ ({
   WARPS_MISSING: "not all warps of this block left records: rounds cannot be counted",
   NO_BARRIER: "no arrival there is marked, and it is no barrier: some wait ended before all its warps had come",
   OUTSIDE: "the arrival is not in the part of the trace that this page shows",
+  OPEN: "its parity let it pass: nothing had to arrive",
   REMOTE: "other blocks of the cluster arrive there too, and only this block's warps are counted",
   TOO_LATE: "the last arrival of its round came after it was over",
 });
