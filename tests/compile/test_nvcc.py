@@ -131,6 +131,8 @@ def test_where_marks_cannot_be_it_compiles_without_and_says_why(place: Path) -> 
     assert "needs C++17" in nvcc(*SM_90, "-std=c++14", "-c", "a.cu").stderr
     assert "-cubin makes no program that could record itself" in nvcc(*SM_90, "-cubin", "a.cu", "-o", "a.bin").stderr
     assert read_site_sets((place / "a.bin").read_bytes()) == []
+    lto = ["-gencode", "arch=compute_90,code=lto_90", "-rdc=true"]
+    assert "link-time optimisation shows no PTX" in nvcc(*lto, "-c", "a.cu").stderr
     assert "release" in nvcc("--version").stdout
     (place / "b.cpp").write_text("int other() { return 1; }", encoding="utf-8")
     assert nvcc("-c", "b.cpp").stderr == ""

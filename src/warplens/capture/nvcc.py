@@ -60,6 +60,8 @@ def run(arguments: list[str]) -> int:
     if without := next((option for option in _NO_HOST if option in rest), None):
         say(f"{without} makes no program that could record itself: compiled without marks")
         return subprocess.run([nvcc, *rest], check=False).returncode
+    if any(own in ("-dlto", "--dlink-time-opt") or "lto_" in own for own in rest):
+        say("link-time optimisation shows no PTX before it links: that code gets no marks")
     environment = {key: value for key, value in os.environ.items() if key not in ("WARPLENS_RECORD", VARIABLE)}
     environment[_INSIDE] = "1"
     own = ["-include", str(_HEADER)]
