@@ -119,7 +119,7 @@ def choose(
     while True:
         own = _made(text, tries, kernels, in_program) if any(tried.at for tried in tries.values()) else found
         if not any(kernel.site_set for kernel in own.kernels):
-            return Chosen(None, own.kernels, lines)
+            return Chosen(None, own.kernels, lines + [f"{name}: it gets {tried.name}" for name, tried in tries.items()])
         build = Built.of(assemble(own.text))
         worse = {name: why for name, tried in tries.items() if (why := tried.worse(build, clean, name))}
         if not worse:
