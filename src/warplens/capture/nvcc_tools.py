@@ -22,7 +22,7 @@ from warplens.errors import PtxError, WarplensError
 from warplens.instrument import site_text
 
 _CHATTER: Final = re.compile(r"ptxas info\s*:|\s+\d+ bytes stack frame|\s*$")
-_IMAGE: Final = re.compile(r"(--image3?=(?:kind|profile)=(?:ptx|compute_)[^=]*(?:=\w+)*,.*?file=)(.*)", re.DOTALL)
+_IMAGE: Final = re.compile(r"(--image3?=(?:kind=ptx|profile=compute_).*?file=)(.*)", re.DOTALL)
 _FILE: Final = re.compile(r"--image3?=.*?file=([^,]*)", re.DOTALL)
 _EMBEDDED: Final = re.compile(r"--embedded-fatbin=(.*)", re.DOTALL)
 
