@@ -243,6 +243,7 @@ class _Entry:
             self._straight(plan),
             self._space,
             self._descriptor,
+            self._in_program,
         )
         return Inserter(flow, plan, recorder).insert()
 

@@ -55,7 +55,7 @@ class Recorder:
 
     `sites_hash`: of its site set. `flat`: its blocks differ in x alone. `shared`: the address of shared memory that a
     barrier's end is seen by, a symbol or a number. `straight`: the number of its marks, when each is passed once.
-    `space`, `descriptor`: where the descriptor stands and what it is called.
+    `space`, `descriptor`: where the descriptor stands and what it is called. `listed`: blocks can be chosen by a list.
     """
 
     code_bits: int
@@ -65,6 +65,7 @@ class Recorder:
     straight: int | None = None
     space: str = "const"
     descriptor: str = layout.DESCRIPTOR_SYMBOL
+    listed: bool = False
 
     def declarations(self) -> list[str]:
         """Registers, for the begin of the function's body."""
@@ -100,6 +101,7 @@ class Recorder:
             "shr.u32 %wl_r3, %wl_c0, %wl_left;",
             "and.b32 %wl_r3, %wl_r3, 1;",
             "setp.ne.and.u32 %wl_p0, %wl_r3, 0, %wl_p0;",
+            *(self._look_up() if self.listed else []),
             "and.b32 %wl_r4, %wl_r0, 31;",
             "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
             "mov.u32 %wl_seq, 0;",
@@ -108,6 +110,32 @@ class Recorder:
             "mov.u32 %wl_index, 0xffffffff;",
             f"@%wl_w or.b32 %wl_left, %wl_left, {_NO_SPACE};",
             "@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
+        ]
+
+    def _look_up(self) -> list[str]:
+        """Whether the block, %wl_r1, stands in the list, where there is one. Launches that a window of replays would
+        choose (CHOICE_WINDOW) are not recorded: nothing here counts them."""
+        return [
+            f"and.b32 %wl_r5, %wl_c3, {layout.CHOICE_WINDOW};",
+            "setp.eq.and.u32 %wl_p0, %wl_r5, 0, %wl_p0;",
+            f"and.b32 %wl_r5, %wl_c3, {layout.CHOICE_LIST};",
+            "setp.ne.and.u32 %wl_p1, %wl_r5, 0, %wl_p0;",
+            "mov.u64 %wl_q0, 0;",
+            "mov.u32 %wl_r5, 0;",
+            "mov.u32 %wl_r6, 0;",
+            f"@%wl_p1 ld.global.u64 %wl_q0, [%wl_control+{layout.CONTROL_LIST_ADDRESS}];",
+            f"@%wl_p1 ld.global.u32 %wl_r5, [%wl_control+{layout.CONTROL_LIST_BLOCKS}];",
+            "setp.lt.and.u32 %wl_p2, %wl_r1, %wl_r5, %wl_p1;",
+            "shr.u32 %wl_r5, %wl_r1, 5;",
+            "mad.wide.u32 %wl_q0, %wl_r5, 4, %wl_q0;",
+            "@%wl_p2 ld.global.u32 %wl_r6, [%wl_q0];",
+            "and.b32 %wl_r5, %wl_r1, 31;",
+            "shr.u32 %wl_r6, %wl_r6, %wl_r5;",
+            "and.b32 %wl_r6, %wl_r6, 1;",
+            "setp.ne.u32 %wl_p2, %wl_r6, 0;",
+            "not.pred %wl_p3, %wl_p1;",
+            "or.pred %wl_p3, %wl_p3, %wl_p2;",
+            "and.pred %wl_p0, %wl_p0, %wl_p3;",
         ]
 
     def open(self, code: int) -> list[str]:
