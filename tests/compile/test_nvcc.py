@@ -6,6 +6,7 @@ Needs the nvcc of the wheels nvidia-cuda-nvcc, nvidia-nvvm and nvidia-cuda-runti
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from tests.machine_code import tool
 from warplens.capture.modules import read_site_sets
+from warplens.capture.nvcc import Wish, shadow
 
 pytestmark = pytest.mark.compile
 
@@ -79,6 +81,23 @@ def test_a_program_holds_marks_and_the_names_of_its_sites(place: Path) -> None:
     done = subprocess.run([place / "a"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "1\n"  # there is no GPU, and the program says so itself
     assert sorted(path.name for path in place.iterdir()) == ["a", "a.cu", "bin"]
+
+
+def test_nvcc_runs_the_commands_that_it_would_run_but_for_two_tools(place: Path) -> None:
+    folder = place / "links"
+    folder.mkdir()
+    started = shadow(str(place / "bin" / "nvcc"), folder, Wish())
+
+    def steps(program: Path) -> list[str]:
+        command = [str(program), "--dryrun", "-rdc=true", "-lineinfo", *SM_90, "a.cu", "-o", "a"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        said = re.sub(r"tmpxft_[0-9a-f]+_", "", said).replace(str(folder), str(Path(tool("nvcc")).parent.parent))
+        return [line for line in said.splitlines() if not line.startswith("#$ PATH=")]
+
+    clean = steps(place / "bin" / "nvcc")
+    assert steps(started) == clean
+    assert sum(" ptxas " in line or "fatbinary " in line for line in clean) == 3
+    assert [(started.parent / name).is_symlink() for name in ("cudafe++", "ptxas", "fatbinary")] == [True, False, False]
 
 
 def test_relocatable_code_and_several_gpus_and_threads_are_marked_alike(place: Path) -> None:

@@ -132,28 +132,32 @@ def find_nvcc() -> str:
 
 
 def shadow(nvcc: str, folder: Path, wish: Wish) -> Path:
-    """Fills `folder` with links to nvcc and its tools, two of them ours; the nvcc to start.
+    """Fills `folder` with links to nvcc, its tools and what stands beside them, two tools ours; the nvcc to start.
 
     Raises MissingDependencyError where nvcc does not say where its tools are.
     """
     real = _folder_of_tools(nvcc)
-    folder.joinpath("made").mkdir()
+    own = folder / real.name
+    for new in (own, folder / "made"):
+        new.mkdir()
+    for entry in real.parent.iterdir():  # nvcc looks beside its own folder for those of targets
+        if not folder.joinpath(entry.name).exists():
+            folder.joinpath(entry.name).symlink_to(entry)
     for entry in real.iterdir():
         if entry.name not in ("nvcc.profile", *_TOOLS):
-            folder.joinpath(entry.name).symlink_to(entry)
+            own.joinpath(entry.name).symlink_to(entry)
     profile = (real / "nvcc.profile").read_text(encoding="utf-8", errors="surrogateescape")
-    profile = re.sub(r"(?m)^(\s*PATH\s*\+=\s*)", rf"\g<1>{folder}:", profile.replace("$(_HERE_)", str(real)))
-    folder.joinpath("nvcc.profile").write_text(profile, encoding="utf-8", errors="surrogateescape")
+    profile = re.sub(r"(?m)^(\s*PATH\s*\+=\s*)", rf"\g<1>{own}:", profile.replace("$(_HERE_)", str(real)))
+    own.joinpath("nvcc.profile").write_text(profile, encoding="utf-8", errors="surrogateescape")
     facts = {"real": str(real), "wish": asdict(wish)}
     folder.joinpath("request.json").write_text(json.dumps(facts), encoding="utf-8")
     start = f"import sys; sys.path[:] = {sys.path!r}; from warplens.capture.nvcc import tool; tool()"
     for name in _TOOLS:
         words = ["exec", sys.executable, "-c", start, name, str(folder)]
-        script = f'#!/bin/sh\n{shlex.join(words)} "$@"\n'
-        folder.joinpath(name).write_text(script, encoding="utf-8")
-        folder.joinpath(name).chmod(0o755)
-    started = folder / "nvcc"
-    if _said(str(started)).get("PATH", "").partition(":")[0] != str(folder):  # it goes by where it truly stands
+        own.joinpath(name).write_text(f'#!/bin/sh\n{shlex.join(words)} "$@"\n', encoding="utf-8")
+        own.joinpath(name).chmod(0o755)
+    started = own / "nvcc"
+    if _said(str(started)).get("PATH", "").partition(":")[0] != str(own):  # it goes by where it truly stands
         started.unlink()
         shutil.copy2(real / "nvcc", started)
     return started
