@@ -121,7 +121,9 @@ def device() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--only", choices=("gemm", "torch_extension"), help="of the result that is there the rest stays")
+    parser.add_argument(
+        "--only", choices=("gemm", "torch_extension"), help="of the result that is there the rest stays"
+    )
     parser.add_argument("--folder", type=Path, help="where what is built stays")
     arguments = parser.parse_args()
     output = arguments.output

@@ -1,13 +1,18 @@
-"""For all tests: Ctrl-C arrives, also where they were started in the background of a shell, which has it ignored; and
-they run on all cores, but for those of a GPU and of a browser, whose times and ports are one's own.
+"""For all tests: Ctrl-C arrives, also where they were started in the background of a shell, which has it ignored; they
+run on all cores, but for those of a GPU and of a browser, whose times and ports are one's own; and a folder whose mark
+`-m` leaves out is not imported.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
+
+MARKED_FOLDERS = ("browser", "compile", "gpu")
+"""Every module in them has the mark of this name (tests/repository/test_architecture.py)."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,3 +23,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """What `-n auto` of pyproject.toml means."""
     alone = config.option.markexpr in ("gpu", "browser") or config.option.collectonly
     return 0 if alone else os.cpu_count() or 1
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """To import these tests and only then to leave them out takes each worker a third of its start."""
+    name = collection_path.name
+    marked = name in MARKED_FOLDERS and collection_path.parent == Path(__file__).parent
+    return True if marked and f"not {name}" in config.option.markexpr.split(" and ") else None

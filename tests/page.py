@@ -128,7 +128,11 @@ def numbers_of(column: dict[str, Any], streams: list[bytes]) -> list[int]:
         data = bytes([plane]) * column["n"] if isinstance(plane, int) else b"".join(streams[s] for s in plane)
         assert len(data) == column["n"]
         out = [value + (byte << 8 * k) for value, byte in zip(out, data, strict=True)]
-    return [(value >> 1) ^ -(value & 1) for value in out] if column["signed"] else out
+    if not column["signed"]:
+        return out
+    if len(column["planes"]) == 1:
+        return [value - 256 if value > 127 else value for value in out]
+    return [(value >> 1) ^ -(value & 1) for value in out]
 
 
 def _spread(values: list[int], site: list[int]) -> list[int]:

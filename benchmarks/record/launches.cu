@@ -1,5 +1,6 @@
 // What recording costs a program: host time of a launch, and the memory of the process. See run.py.
-//   launches KERNEL COUNT EVENTS PAUSE     KERNEL: marked, other; EVENTS a launch; PAUSE in us behind each
+//   launches KERNEL COUNT EVENTS PAUSE HOW     KERNEL: marked, other; EVENTS a launch; PAUSE in us behind each, in
+//   which the thread does as HOW says: sleep, or spin
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -44,6 +45,7 @@ int main(int argc, char** argv) {
   const std::string which = argc > 1 ? argv[1] : "other";
   const int count = argc > 2 ? std::atoi(argv[2]) : 1000, events = argc > 3 ? std::atoi(argv[3]) : 0,
             pause = argc > 4 ? std::atoi(argv[4]) : 0;
+  const bool spins = argc > 5 && std::string(argv[5]) == "spin";
   constexpr int kBlocks = 132, kThreads = 128;
   const int turns = events / (kBlocks * kThreads / 32);
   float* p;
@@ -63,7 +65,10 @@ int main(int argc, char** argv) {
       marked<false><<<kBlocks, kThreads, 0, stream>>>(p, turns);
     }
     us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - before).count());
-    if (pause > 0) std::this_thread::sleep_for(std::chrono::microseconds(pause));
+    const auto until = Clock::now() + std::chrono::microseconds(pause);
+    if (pause > 0 && !spins) std::this_thread::sleep_until(until);
+    while (spins && Clock::now() < until) {
+    }
   }
   cudaStreamSynchronize(stream);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();

@@ -12,12 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import warplens
 
 HERE = Path(__file__).parent
+ROUNDS = 5
 
 
 def build(folder: Path, name: str, *flags: str) -> Path:
@@ -45,33 +48,59 @@ def recorded(program: list[str], *options: str) -> list[str]:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Each figure, bare, with the header and below record."""
-    without, with_header = (str(build(folder, n, *f)) for n, f in (("bare", ["-DWITHOUT"]), ("marked", [])))
+    """Each figure, bare, with the header and below record, in turn where they are compared."""
+    with ThreadPoolExecutor() as pool:
+        without, with_header = (
+            str(path) for path in pool.map(lambda own: build(folder, *own), [("bare", "-DWITHOUT"), ("marked",)])
+        )
     out: dict[str, Any] = {}
-    small = ["20000"]
-    out["bare"] = [run([without, "other", *small], folder) for _ in range(3)]
-    out["header, not recorded"] = [run([with_header, "other", *small], folder) for _ in range(3)]
-    out["record, nothing matches"] = [
-        run(recorded([with_header, "other", *small], "-k", "^nothing$"), folder) for _ in range(3)
-    ]
-    out["record, beyond the count"] = [
-        run(recorded([with_header, "marked", "2000", "100"], "--launch-count", "1", "--rounds", "0"), folder)
-    ]
-    paced = ["marked", "200", "10000", "3000"]  # behind each launch 3 ms, so that memory is free for the next
-    out["paced, bare"] = [run([without, *paced], folder)]
-    out["paced, record, each launch"] = [
-        run(recorded([with_header, *paced], "--launch-count", "200", "--rounds", "0"), folder)
-    ]
+
+    def add(name: str, command: list[str]) -> None:
+        out.setdefault(name, []).append(run(command, folder))
+
+    # Behind each launch 3 ms, so that memory is free for the next; in these the thread sleeps, or is busy.
+    paced = {how: ["marked", "200", "10000", "3000", how] for how in ("sleep", "spin")}
+    for _ in range(ROUNDS):
+        add("bare", [without, "other", "20000"])
+        add("header, not recorded", [with_header, "other", "20000"])
+        add("record, nothing matches", recorded([with_header, "other", "20000"], "-k", "^nothing$"))
+    for how in [*paced] * 3:
+        add(f"{how}, header, not recorded", [with_header, *paced[how]])
+        for rounds, of in (("0", "recorded"), ("400", "recorded or timed")):
+            options = ("--launch-count", "200", "--rounds", rounds)
+            add(f"{how}, {of}", recorded([with_header, *paced[how]], *options))
+    options = ("--launch-count", "1", "--rounds", "0")
+    add("record, beyond the count", recorded([with_header, "marked", "2000", "100"], *options))
     large = ["marked", "1000", "100000"]
-    out["1000 launches of 10^5 events, bare"] = [run([without, *large], folder)]
-    out["1000 launches of 10^5 events, 100 recorded"] = [
-        run(recorded([with_header, *large], "--launch-count", "100", "--rounds", "0"), folder)
-    ]
-    out["1000 launches of 10^5 events, recorded"] = [
-        run(recorded([with_header, *large], "--launch-count", "1000", "--rounds", "0"), folder)
-    ]
+    add("1000 launches of 10^5 events, header, not recorded", [with_header, *large])
+    for count in ("100", "1000"):
+        options = ("--launch-count", count, "--rounds", "0")
+        add(f"1000 launches of 10^5 events, {count} recorded", recorded([with_header, *large], *options))
     out["file_bytes"] = (folder / "cost.wlens").stat().st_size if (folder / "cost.wlens").exists() else None
     return out
+
+
+def reached(found: dict[str, Any]) -> dict[str, float]:
+    """What the figures say of the bounds: differences of medians."""
+
+    def middle(name: str, key: str) -> float:
+        return median(entry[key] for entry in found[name])
+
+    few, many = (found[f"1000 launches of 10^5 events, {count} recorded"][0] for count in (100, 1000))
+    nothing, header = "record, nothing matches", "header, not recorded"
+    of_a_launch = {
+        f"{of}_launch_us, {how}": middle(f"{how}, {of}", "p50_us") - middle(f"{how}, {header}", "p50_us")
+        for how in ("spin", "sleep")
+        for of in ("recorded", "recorded or timed")
+    }
+    return {
+        "match_nothing_seconds": middle(nothing, "command_seconds") - middle(header, "command_seconds"),
+        "unrecorded_launch_us": middle(nothing, "p50_us") - middle(header, "p50_us"),
+        "header_alone_us": middle(header, "p50_us") - middle("bare", "p50_us"),
+        **of_a_launch,
+        "resident_bytes_100_recorded": few["resident_bytes"],
+        "resident_bytes_1000_recorded": many["resident_bytes"],
+    }
 
 
 def facts() -> dict[str, Any]:
@@ -92,7 +121,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder))
-    text = json.dumps({**facts(), "results": found}, indent=1) + "\n"
+    text = json.dumps({**facts(), "reached": reached(found), "results": found}, indent=1) + "\n"
     if arguments.output:
         arguments.output.write_text(text, encoding="utf-8")
     sys.stdout.write(text)

@@ -12,11 +12,13 @@ from statistics import median
 from typing import Any
 
 COPY = "copy"
-BEST = "overlap"
+BEST = "shaped"
+ALONE = "aligned"
+"""The last step whose launches do not overlap."""
 PREDICTIONS = Path(__file__).parent / "predictions.json"
 PREDICTED_AT = 4096, 5120  # rows, hidden: what the traces that predictions were made from show
 COLORS = {"torch": "#ee7733", "Liger-Kernel": "#009988", "QuACK": "#cc3311", "FlashInfer": "#aa4499", COPY: "#555555"}
-OURS = {"document": "#8899aa", "four_vectors": "#88bbee", "aligned": "#3377cc", BEST: "#002255"}
+OURS = {"document": "#8899aa", "four_vectors": "#88bbee", ALONE: "#3377cc", BEST: "#002255"}
 """The steps that are drawn as lines; the others lie on one of them."""
 VALUE_BYTES = 2
 
@@ -78,7 +80,7 @@ def plots(result: dict[str, Any], folder: Path) -> list[Path]:
         for name, paint, inches in (
             ("bandwidth", _bandwidth, (7.5, 4.2)),
             ("grid", _grid, (7.5, 3.4)),
-            ("gains", _gains, (7.5, 3.2)),
+            ("gains", _gains, (8.5, 3.2)),
         ):
             figure = Figure(figsize=inches, layout="constrained")
             FigureCanvasAgg(figure)
@@ -132,7 +134,7 @@ def _gains(result: dict[str, Any], axes: Any) -> None:
         values = [(i + offset, g[key]) for i, g in enumerate(found) if g[key] is not None]
         axes.bar([v[0] for v in values], [v[1] - 1 for v in values], 0.38, bottom=1, color=color, label=key)
         for x, value in values:
-            axes.text(x, max(value, 1.0), f"{value:.3f}", ha="center", va="bottom", fontsize=7.5)
+            axes.text(x, max(value, 1.0), f"{value:.3f}", ha="center", va="bottom", fontsize=6.5)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(found)), [f"{g['step']}\nafter\n{g['after']}" for g in found], fontsize=7.5)
     axes.set_ylabel("gain (time before / after)")
@@ -142,17 +144,27 @@ def _gains(result: dict[str, Any], axes: Any) -> None:
 
 def gains(result: dict[str, Any], rows: int = PREDICTED_AT[0]) -> list[dict[str, Any]]:
     """Each step against the one it was made from, predicted and measured."""
-    predictions = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
-    times = size_of(result, rows, PREDICTED_AT[1])["ns"]
     return [
         {
             "step": p["step"],
             "after": p["after"],
             "predicted": p["predicted_gain"],
-            "measured": float(median(times[p["after"]]) / median(times[p["step"]])),
+            "measured": gain(result, p, rows, PREDICTED_AT[1]),
         }
-        for p in predictions
+        for p in predictions()
     ]
+
+
+def predictions() -> list[dict[str, Any]]:
+    """What was written down before each step was measured."""
+    found: list[dict[str, Any]] = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
+    return found
+
+
+def gain(result: dict[str, Any], prediction: dict[str, Any], rows: int, hidden: int) -> float:
+    """What the step of a prediction gained at one size over the one it was made from."""
+    times = size_of(result, rows, hidden)["ns"]
+    return float(median(times[prediction["after"]]) / median(times[prediction["step"]]))
 
 
 def table(result: dict[str, Any]) -> list[str]:
@@ -162,7 +174,7 @@ def table(result: dict[str, Any]) -> list[str]:
     for name in sizes[0]["ns"]:
         cells = [f"{median(s['ns'][name]) / 1e3:.2f} ({spread(s['ns'][name]):.1%})" for s in sizes]
         lines.append(name.ljust(14) + "".join(f"{cell:>16}" for cell in cells))
-    for name in ("aligned", BEST):
+    for name in (ALONE, BEST):
         of_copy, ahead = [copy_fraction(s, name) for s in sizes], [lead(result, s, name) for s in sizes]
         lines.append(f"{name} / copy".ljust(14) + "".join(f"{value:>16.3f}" for value in of_copy))
         lines.append(f"peer / {name}".ljust(14) + "".join(f"{value:>16.3f}" for value in ahead))

@@ -37,8 +37,8 @@ METHOD = {
     "does so: alone, until its result is there, and many in a row",
     "bytes": "x read and y written; the weight and rstd are not counted",
     "y": "steps, FlashInfer and the copy write into a y that is given; torch, Liger-Kernel and QuACK make theirs",
-    "overlap": "FlashInfer (its default on this GPU) and the step `overlap` are launched with programmatic stream "
-    "serialisation, the others are not",
+    "overlap": "FlashInfer (its default on this GPU) and the steps from `overlap` on are launched with programmatic "
+    "stream serialisation, the others are not",
 }
 
 

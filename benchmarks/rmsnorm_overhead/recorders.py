@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -25,10 +26,32 @@ _ASK = (
 )
 _END = ("packed.cuh", "    choice_.end_block();", "    if (kept_.time != 0x12345678u) return;")
 _BARRIER = ("packed.cuh", "if (after_wait) settle();\n    if (is_counted())", "if (is_counted())")
-ABLATIONS = {
+_BOUNDS = ("packed.cuh", "(!kKeepNewest && index < shared_chunks() ? 0u : 1u)", "(kKeepNewest ? 1u : 0u)")
+_LANES = ("packed.cuh", "u32 odd = (active ^ kFullMask) | ", "u32 odd = ")
+_REACH = ("packed.cuh", "low(base) - kept.time <= kReach ? kept.index : kNone", "kept.index")
+_LOSSES = tuple(
+    ("arena.cuh", f"  add_to_counter(kKeepNewest ? beside + layout::kCursorLost{what};", "")
+    for what in (
+        "Events : control + layout::kControlLostEvents, events)",
+        "Chunks : control + layout::kControlLostChunks, 1u)",
+    )
+)
+_ANCHORS = (
+    ("device.cuh", "mov.u32 t, %%globaltimer_lo; ", "mov.u32 t, 0; "),
+    ("packed.cuh", "    if (linear_warp() == 0) block_.globaltimer = read_globaltimer();\n", ""),
+    ("packed.cuh", "  if (linear_warp() == 0) block.sm = read_smid();\n", ""),
+    ("packed.cuh", "chunk_address(index), word, kLast && warp == 0, block", "chunk_address(index), word, false, block"),
+)
+ABLATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "without the store": _STORES,
     "clock not held behind barriers": (_BARRIER,),
     "marks alone": (_ASK, _END),
+    "without bounds": (_BOUNDS,),
+    "without the loss count": _LOSSES,
+    "without the check for missing lanes": (_LANES,),
+    "without the check of the clock's reach": (_REACH,),
+    "without block anchors": _ANCHORS,
+    "without any of these": (_BOUNDS, *_LOSSES, _LANES, _REACH, *_ANCHORS),
 }
 """What can be left out of the recorder, as (header, text, replacement): the difference is what it costs."""
 
@@ -36,6 +59,24 @@ ABLATIONS = {
 def marked_source() -> str:
     """The kernel with warplens marks, as it ships."""
     return (files("warplens") / "demo" / "rmsnorm.cu").read_text(encoding="utf-8")
+
+
+def paid_source() -> str:
+    """The kernel with a payload at each of its marks."""
+    return re.sub(r"(rec\.(?:phase|wait)\(rmsnorm::\w+)\)", r"\1, blockIdx.x)", marked_source())
+
+
+def split_source() -> str:
+    """The kernel with its body twice: with marks for the blocks that are recorded, without for the others."""
+    source = marked_source()
+    shared = "  __shared__ float partial[kMaxWarps];\n  __shared__ float total;\n"
+    recorder = "  warplens::Recorder<rmsnorm, kTrace> rec;\n"
+    head = f"{shared}  warplens::split<rmsnorm, kTrace>([&](auto& rec) {{\n"
+    for old, new in ((shared, ""), (recorder, head)):
+        if source.count(old) != 1:
+            raise ValueError(f"rmsnorm.cu holds {old!r} {source.count(old)} times; expected once")
+        source = source.replace(old, new)
+    return source.rstrip().removesuffix("}") + "  });\n}\n"
 
 
 def rival_source(rival: str) -> str:

@@ -51,14 +51,18 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--rounds", type=int, default=40, help="timed rounds, 30 at least (default 40)")
+    parser.add_argument("--only", help="only these variants beside the clean kernel, with semicolons between them")
     options = parser.parse_args(arguments)
+    wanted = tuple((options.only or ";".join(VARIANTS)).split(";"))
+    if not set(wanted) <= set(VARIANTS):
+        parser.error(f"--only {options.only}: the variants are {'; '.join(VARIANTS)}")
     if options.rounds < 30:
         parser.error(f"--rounds {options.rounds}: expected 30 at least")
     for rival in recorders.RIVALS:
         if not recorders.is_installed(rival):
             print(f"{rival} is left out: it is not installed (pip install {rival})")
     before = nvidia_smi()
-    sizes = [measure_size(*size, rounds=options.rounds) for size in SIZES]
+    sizes = [measure_size(*size, rounds=options.rounds, wanted=wanted) for size in SIZES]
     result = {
         "benchmark": "rmsnorm_overhead",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -66,6 +70,7 @@ def main(arguments: list[str]) -> None:
             "python",
             "benchmarks/rmsnorm_overhead/run.py",
             f"--rounds={options.rounds}",
+            *([f"--only={options.only}"] if options.only else []),
             f"-o={options.output.name}",
         ],
         "device": device_facts(),
@@ -80,15 +85,16 @@ def main(arguments: list[str]) -> None:
     print(f"wrote {options.output}")
 
 
-def measure_size(rows: int, hidden: int, launches: int, *, rounds: int) -> dict[str, Any]:
-    """Time all variants at one size; the entry of the JSON."""
+def measure_size(rows: int, hidden: int, launches: int, *, rounds: int, wanted: tuple[str, ...]) -> dict[str, Any]:
+    """Time the clean kernel and the variants wanted at one size; the entry of the JSON."""
     workload = make_workload(rows, hidden, launches)
     major, minor = torch.cuda.get_device_capability()
     arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         fits = rows * launches <= MOST_LIVE_BLOCKS
-        names = [name for name in VARIANTS if recorders.is_installed(name) and (fits or name != "warplens, live")]
+        names = [name for name in VARIANTS if name in wanted or name == "clean"]
+        names = [name for name in names if recorders.is_installed(name) and (fits or name != "warplens, live")]
         variants = [make_variant(name, workload, arch) for name in names]
         graphs = {v.name: capture(v, stream) for v in variants}
         check_results(variants, graphs, workload)

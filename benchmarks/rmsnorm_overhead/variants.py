@@ -33,9 +33,27 @@ CHOICES: dict[str, dict[str, int]] = {
     "warplens, one block in eight": {"every_block": 8},
     "warplens, switched off at run time": {"warp_mask": 0},
 }
+SPLIT = "two bodies"
+CHOICES |= {f"{name}, {SPLIT}": choice for name, choice in CHOICES.items()}
+EVERY = "warplens, one block in eight, known to the compiler"
+UNSEEN = "warplens, in a program that nobody records"
+TWICE = tuple(f"{name}, {SPLIT}" for name in (EVERY, UNSEEN))
+PAID = "warplens, a payload with each mark"
 POLICIES = {"warplens, stream": "stream", "warplens, live": "live"}
 NEWEST = "warplens, keep newest"
-VARIANTS = ("clean", "warplens", *CHOICES, *POLICIES, NEWEST, *recorders.RIVALS, *recorders.ABLATIONS)
+VARIANTS = (
+    "clean",
+    "warplens",
+    *CHOICES,
+    EVERY,
+    UNSEEN,
+    *TWICE,
+    *POLICIES,
+    NEWEST,
+    PAID,
+    *recorders.RIVALS,
+    *recorders.ABLATIONS,
+)
 
 
 def checked(result: tuple[Any, ...]) -> Any:
@@ -149,6 +167,8 @@ class Warplens(Variant):
     include_options: tuple[str, ...] = ()
     record_options = RecordOptions()
     choice: ClassVar[dict[str, int]] = {}
+    words = recorders.MARKS
+    """That a warp leaves: its records, and the base that is its end."""
 
     def build(self, arch: str) -> Any:  # noqa: ARG002
         """The build that `Kernel.record` would choose for this launch."""
@@ -184,7 +204,7 @@ class Warplens(Variant):
         flags = (meta[written] >> layout.META_FLAGS_SHIFT) & ((1 << layout.META_FLAGS_BITS) - 1)
         ends = int(np.count_nonzero(flags & layout.ChunkFlag.LAST))  # the ninth mark is the base of the last chunk
         found = {"chunks": len(meta), "events": int(counts.sum()) + ends, "lost_events": drained.lost_events}
-        wanted = {"chunks": self.chunks, "events": self.chunks * recorders.MARKS, "lost_events": 0}
+        wanted = {"chunks": self.chunks, "events": self.chunks * self.words, "lost_events": 0}
         if found != wanted:
             raise RuntimeError(f"warplens recorded {found}; expected {wanted}")
         return found
@@ -204,6 +224,42 @@ class Chosen(Warplens):
     def __init__(self, name: str, workload: Workload, arch: str) -> None:
         self.choice = CHOICES[name]
         super().__init__(name, workload, arch)
+
+    def source(self) -> str:
+        """The demo's kernel, or that with two bodies."""
+        return recorders.split_source() if SPLIT in self.name else super().source()
+
+
+class Every(Warplens):
+    """The build that `Kernel.record(every_block=8)` makes, which knows the step."""
+
+    record_options = RecordOptions(every_block=8)
+    choice: ClassVar[dict[str, int]] = {"every_block": 8}
+
+    def source(self) -> str:
+        """The demo's kernel, or that with two bodies."""
+        return recorders.split_source() if SPLIT in self.name else super().source()
+
+
+class Unseen(Variant):
+    """A build for no arena, as nvcc makes one, in a module that no host has told of one: nothing is recorded."""
+
+    traced = True
+    options = ("-DWARPLENS_1D", "-DWARPLENS_NO_CLUSTER", "--maxrregcount=32")
+
+    def source(self) -> str:
+        """The demo's kernel, or that with two bodies."""
+        return recorders.split_source() if SPLIT in self.name else super().source()
+
+
+class Paid(Warplens):
+    """Each mark but the end carries a payload, one record more."""
+
+    words = 2 * (recorders.MARKS - 1) + 1
+
+    def source(self) -> str:
+        """The demo's kernel with payloads."""
+        return recorders.paid_source()
 
 
 class Streamed(Warplens):
@@ -285,6 +341,8 @@ def make_variant(name: str, workload: Workload, arch: str) -> Variant:
         **dict.fromkeys(CHOICES, Chosen),
         **dict.fromkeys(POLICIES, Streamed),
         NEWEST: Newest,
+        PAID: Paid,
+        **{name: Every if EVERY in name else Unseen for name in (EVERY, UNSEEN, *TWICE)},
         **dict.fromkeys(recorders.ABLATIONS, Ablated),
     }
     return kinds.get(name, Rival)(name, workload, arch)

@@ -1,9 +1,10 @@
 """Every step against float64: hidden 1024 to 16384 in multiples of 8, rows 1 to 2^20, bfloat16 and float16.
 
-In: a GPU with torch. Out: a table, and with --json the same as JSON; exit code 1 when a step is wrong. The error of an
+In: a GPU with torch. Out: a table, and with --json the same as JSON, in place of what the file holds about the same
+steps; exit code 1 when a step is wrong. The error of an
 element is told in units in the last place of its float64 result: 0.5 is correct rounding, sums in float add little.
 
-    python examples/rmsnorm/check.py [--json FILE]
+    python examples/rmsnorm/check.py [--steps NAME ...] [--json FILE]
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import rmsnorm
 import torch
 from forward import Forward
-from steps import CPP_TYPES, STEPS, VECTOR, Step
+from steps import CPP_TYPES, STEPS, VECTOR, Step, step_named
 
 ROWS_OF_EACH_HIDDEN = 3
 HIDDEN = range(1024, 16384 + 1, VECTOR)
@@ -86,6 +87,8 @@ def check_step(step: Step, dtype: str) -> dict[str, Any]:
     return {
         "step": step.name,
         "dtype": dtype,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(),
         "sizes": len(sizes),
         "largest_hidden": max(hidden for _, hidden in sizes),
         "relative_error": float(found[:, 0].max()),
@@ -99,8 +102,10 @@ def main() -> int:
     """Check all; 1 when a step is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the table to this file")
+    parser.add_argument("--steps", nargs="+", metavar="NAME", help="check these steps (default: all)")
     options = parser.parse_args()
-    found = [check_step(step, dtype) for step in STEPS for dtype in CPP_TYPES]
+    steps = [step_named(name) for name in options.steps or []] or STEPS
+    found = [check_step(step, dtype) for step in steps for dtype in CPP_TYPES]
     wrong = [f for f in found if not f["worst_ulps"] <= MOST_ULPS or f["chain_is_exact"] is False]
     print(f"{'step':<14} {'dtype':<9} {'sizes':>5} {'relative error':>14} {'worst, ulps':>11}  worst size")
     for f in found:
@@ -111,9 +116,16 @@ def main() -> int:
             f"{size}{verdict}"
         )
     if options.json is not None:
-        about = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "device": torch.cuda.get_device_name()}
-        options.json.write_text(json.dumps({**about, "most_ulps": MOST_ULPS, "steps": found}, indent=1) + "\n")
+        write(found, options.json)
     return 1 if wrong else 0
+
+
+def write(found: list[dict[str, Any]], path: Path) -> None:
+    """The JSON file: what was found, and what the file holds about other steps, in the order of the steps."""
+    kept = json.loads(path.read_text(encoding="utf-8"))["steps"] if path.is_file() else []
+    entries = {(entry["step"], entry["dtype"]): entry for entry in [*kept, *found]}
+    ordered = [entries[step.name, dtype] for step in STEPS for dtype in CPP_TYPES if (step.name, dtype) in entries]
+    path.write_text(json.dumps({"most_ulps": MOST_ULPS, "steps": ordered}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

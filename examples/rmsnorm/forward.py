@@ -13,7 +13,7 @@ from steps import Launch, Step, check_capability, launch_of
 
 from warplens.capture import driver
 from warplens.capture.compile import compile_cubin
-from warplens.capture.library import Library
+from warplens.capture.library import Function, Library
 from warplens.errors import UsageError
 
 
@@ -26,24 +26,28 @@ class Forward:
 
     def __init__(self, step: Step, dtype: str, *, overlap: bool | None = None) -> None:
         self.step, self.dtype = step, dtype
-        device = driver.ensure_context()
-        major, minor = (driver.attribute(device, f"COMPUTE_CAPABILITY_{n}") for n in ("MAJOR", "MINOR"))
-        self._sm_count = driver.attribute(device, "MULTIPROCESSOR_COUNT")
+        major, minor = rmsnorm.capability()
         check_capability(step, (major, minor))
+        self._sm_count = driver.attribute(driver.ensure_context(), "MULTIPROCESSOR_COUNT")
         arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
-        name = step.kernel_name(dtype, traced=False)
+        names = step.kernel_names(dtype, traced=False)
         options = [f"--include-path={step.path.parent}", "-DWARPLENS_ON=false"]
         source = step.path.read_text(encoding="utf-8")
-        compiled = compile_cubin(source, [name], arch=arch, options=options, filename=step.path.name)
+        compiled = compile_cubin(source, names, arch=arch, options=options, filename=step.path.name)
         self._library = Library(compiled.cubin)
-        self._function = self._library.function(compiled.names[name], shown=f"{step.name}, {dtype}")
+        shown = f"{step.name}, {dtype}"
+        self._functions = {name: self._library.function(compiled.names[name], shown=shown) for name in names}
         self._overlap = step.overlaps if overlap is None else overlap
 
     def resources(self, rows: int, hidden: int) -> dict[str, int]:
         """Registers, shared memory and resident blocks for a launch of this shape."""
         launch = launch_of(self.step, rows, hidden, self.dtype, self._sm_count)
-        self._function.allow_shared_bytes(launch.shared_bytes)
-        return self._function.resources(launch.block[0], launch.shared_bytes)
+        function = self._function(hidden)
+        function.allow_shared_bytes(launch.shared_bytes)
+        return function.resources(launch.block[0] * launch.block[1], launch.shared_bytes)
+
+    def _function(self, hidden: int) -> Function:
+        return self._functions[self.step.kernel_name(self.dtype, hidden, traced=False)]
 
     def plan(self, x: Any, weight: Any, y: Any) -> Launch:
         """The launch for these tensors.
@@ -71,7 +75,8 @@ class Forward:
 
     def _launch(self, launch: Launch, x: Any, weight: Any, y: Any, eps: float, stream: int) -> None:
         native = driver.bindings()
-        self._function.allow_shared_bytes(launch.shared_bytes)
+        function = self._function(x.shape[-1])
+        function.allow_shared_bytes(launch.shared_bytes)
         config = native.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
@@ -83,4 +88,4 @@ class Forward:
             config.attrs, config.numAttrs = [attribute], 1
         values = (x.data_ptr(), weight.data_ptr(), y.data_ptr(), *launch.numbers, eps)
         types = (*[ctypes.c_void_p] * 3, *[ctypes.c_uint] * len(launch.numbers), ctypes.c_float)
-        driver.call("cuLaunchKernelEx", config, self._function.handle, (values, types), 0)
+        driver.call("cuLaunchKernelEx", config, function.handle, (values, types), 0)

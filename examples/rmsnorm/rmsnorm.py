@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from steps import CPP_TYPES, DOCUMENT, Launch, Step, check_shape, launch_of
+from steps import CPP_TYPES, DOCUMENT, VECTOR, Launch, Step, check_capability, check_shape, launch_of
 
 from warplens.errors import UsageError
 
@@ -47,21 +47,28 @@ class Agreement:
         return self.worst_error <= 1.02
 
 
-def make_kernel(dtype: str, step: Step = DOCUMENT) -> Any:
-    """The traced and the clean build of a step's kernel as a `warplens.Kernel`; needs a GPU and NVRTC."""
+def make_kernel(dtype: str, step: Step = DOCUMENT, hidden: int = VECTOR) -> Any:
+    """The traced and the clean build of a step's kernel as a `warplens.Kernel`; needs a GPU and NVRTC.
+
+    hidden: of the rows that it is for; only step `shaped` has more than one kernel. Raises UsageError for a GPU that is
+    too old for the step.
+    """
     import warplens
 
-    return warplens.Kernel.from_file(
-        step.path, step.kernel_name(dtype, traced=True), clean=step.kernel_name(dtype, traced=False)
-    )
+    check_capability(step, capability())
+
+    traced, clean = (step.kernel_name(dtype, hidden, traced=traced) for traced in (True, False))
+    return warplens.Kernel.from_file(step.path, traced, clean=clean)
 
 
 def record(kernel: Any, x: Any, weight: Any, y: Any, *, eps: float = EPS, step: Step = DOCUMENT, **options: Any) -> Any:
     """Check the arguments, launch `kernel`, fill y; the `warplens.Trace`. `options` go to `Kernel.record`."""
     launch = plan(x, weight, y, step, sm_count=_sm_count())
-    wanted = step.kernel_name(launch.dtype, traced=True)
+    wanted = step.kernel_name(launch.dtype, x.shape[-1], traced=True)
     if kernel.name != wanted:
-        raise UsageError(f"x holds {launch.dtype}, for which {wanted} is the kernel; found {kernel.name}")
+        raise UsageError(
+            f"x holds rows of {x.shape[-1]} {launch.dtype}, for which {wanted} is the kernel; found {kernel.name}"
+        )
     numbers = [np.uint32(number) for number in launch.numbers]
     options["shared_bytes"] = launch.shared_bytes
     return kernel.record(launch.grid, launch.block, x, weight, y, *numbers, np.float32(eps), **options)
@@ -160,6 +167,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the table to this file, one entry a dtype")
     options = parser.parse_args()
     return 1 if check_every_warp_count(options.rows, options.dtype, options.json) else 0
+
+
+def capability() -> tuple[int, int]:
+    """Compute capability of the current GPU."""
+    from warplens.capture import driver
+
+    device = driver.ensure_context()
+    major, minor = (driver.attribute(device, f"COMPUTE_CAPABILITY_{name}") for name in ("MAJOR", "MINOR"))
+    return major, minor
 
 
 def _sm_count() -> int:

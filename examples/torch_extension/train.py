@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import torch
+import torch.distributed
 from torch.utils.cpp_extension import load_inline
 
 import warplens
@@ -34,6 +35,10 @@ def main() -> None:
     weight = torch.randn(4096, generator=generator).to(device)
     for _ in range(STEPS):
         y = extension.rmsnorm(x, weight, 1e-6)
+    if "WORLD_SIZE" in os.environ:  # below torchrun
+        torch.distributed.init_process_group("nccl", device_id=device)
+        torch.distributed.all_reduce(y)
+        torch.distributed.destroy_process_group()
     digest = hashlib.sha256(y.cpu().numpy().tobytes()).hexdigest()
     print(f"rank {os.environ.get('RANK', '0')}: {digest[:16]}", flush=True)
 

@@ -191,7 +191,8 @@ def test_a_filter_of_payloads_leaves_their_spans_alone(opened: Open) -> None:
     seen = [i for i in range(trace.spans.height) if tab.evaluate("i => warplens.shown(i)", i)]
     assert {tab.evaluate("i => warplens.model.span(i).payload", i) for i in seen} <= {3, 15, 16}
     assert len(seen) == wanted
-    other = tab.evaluate("warplens.model.payloadValid.findIndex((v, i) => v && warplens.model.payload[i] === 0)")
+    payload = "warplens.model.payloadValid(i) && warplens.model.payload(i) === 0"
+    other = tab.evaluate(f"warplens.model.site.findIndex((_, i) => {payload})")
     tab.mouse.click(*place_of(tab, other))
     assert view(tab)["selected"] != other
     tab.mouse.click(*place_of(tab, seen[0]))

@@ -61,8 +61,8 @@ def test_modules_pass_their_tests_in_node(tmp_path: Path) -> None:
             spans = spans.filter(pl.col("block").is_in(blocks))
         rows = [row | {k: str(row[k]) for k in ("start_ns", "start_cycles")} for row in spans.iter_rows(named=True)]
         (tmp_path / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
-    tests = str(Path(__file__).with_name("modules.test.mjs"))
-    said = run("node", "--test", tests, WARPLENS_PAGE=str(PAGE), WARPLENS_CASES=str(tmp_path))
+    tests = [str(path) for path in sorted(Path(__file__).parent.glob("*.test.mjs"))]
+    said = run("node", "--test", *tests, WARPLENS_PAGE=str(PAGE), WARPLENS_CASES=str(tmp_path))
     assert "fail 0" in said
     assert said.count("# Subtest: every field of every span") == len(cases)
 

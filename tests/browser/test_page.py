@@ -346,7 +346,7 @@ def test_problems_are_listed_and_lead_to_their_place(opened: Open) -> None:
 def test_nested_ranges_and_payloads_are_shown(opened: Open) -> None:
     trace = Trace.from_recording(synthesis.nested_recording(blocks=2, warps=4, iterations=3, distinct=3))
     tab = opened(trace)
-    index = tab.evaluate("warplens.model.payloadValid.findIndex(v => v)")
+    index = tab.evaluate("warplens.model.site.findIndex((_, i) => warplens.model.payloadValid(i))")
     choose(tab, index)
     payload = tab.evaluate("i => warplens.model.span(i).payload", index)
     assert fields(tab)["payload"] == f"{payload} (0x{payload:x})"

@@ -39,7 +39,7 @@ COLUMNS = ("block", "warp", "sequence", "site", "depth", "start_cycles", "durati
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("emulation")
-    return cache(lambda policy, marks=1, newest=False: build(policy, folder, marks, newest=newest))
+    return cache(lambda policy, marks=1, **more: build(policy, folder, marks, **more))
 
 
 def spans(found: Decoded) -> list[tuple[Any, ...]]:
@@ -105,6 +105,25 @@ def test_uniform_warps_leave_what_the_tests_own_encoder_says(policy: str, progra
         found, expected = decoded(case, result), decoded(case, reference(case))
         assert spans(found) == spans(expected)
         assert told(found) == told(expected)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_build_that_knows_the_step_records_those_blocks_without_asking(policy: str, programs: Any) -> None:
+    rng = random.Random(6)
+    cases = [random_case(rng) for _ in range(60)]
+    for case in cases:
+        case.every, case.warp_mask = 2, FULL
+    asked = run(programs(policy), cases)
+    for case in cases:
+        case.every, case.warp_mask = 1, 0  # what the build must not look at
+    results = run(programs(policy, every=2), cases)
+    for case, result, other in zip(cases, results, asked, strict=True):
+        case.every, case.warp_mask = 2, FULL
+        found, expected = decoded(case, result), decoded(case, other)
+        assert not result.faults
+        assert spans(found) == spans(expected)
+        assert told(found) == told(expected)
+    assert sum(len(spans(decoded(case, result))) for case, result in zip(cases, results, strict=True)) > 1000
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,34 @@ def test_how_often_marks_are_taken_changes_neither_the_default_nor_the_off_build
     assert {code(off, f"-DWARPLENS_MARKS={marks}") for marks in (0, 2)} == {code(off)}
 
 
+SPLIT = KERNEL.replace("RECORDER", "warplens::split<s, ON>([&](auto& rec) {").replace("VERBS", VERBS)
+SPLIT = f"#include <warplens/warplens.cuh>\nWARPLENS_SITES(s, a, b);\n{SPLIT.rstrip().removesuffix('}')}  }});\n}}\n"
+ARENA = ("-DWARPLENS_ARENA=0x100000ull", "-DWARPLENS_CHUNKS=0x200000ull", "-DWARPLENS_SHARED_CHUNKS=1024u")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_split_body_that_is_off_is_the_bare_kernel(arch: str) -> None:
+    bare = compile_cubin(KERNEL.replace("RECORDER", "").replace("VERBS", ""), ["k"], arch=arch)
+    off = compile_cubin(SPLIT.replace("ON", "false"), ["k"], arch=arch)
+    assert machine_code(off.cubin) == machine_code(bare.cubin)
+
+
+@pytest.mark.parametrize(("chosen", "bodies"), [("-DWARPLENS_ALL_RECORDED", 1), ("-DWARPLENS_STEPS_ONLY", 2)])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_split_body_has_each_mark_once_and_the_kernels_work_twice_unless_all_is_recorded(
+    policy: str, chosen: str, bodies: int, tmp_path: Path
+) -> None:
+    def counts(source: str) -> tuple[int, int]:
+        options = [*ARENA, chosen, f"-DWARPLENS_POLICY={policy}"]
+        cubin = compile_cubin(source, ["k"], arch="sm_90a", options=options).cubin
+        code = disassemble(cubin, "_Z1kPfj", tmp_path)
+        return sum("SR_CLOCK" in line for line in code), sum("BAR.SYNC" in line for line in code)
+
+    one, split = counts(marked("warplens::Recorder<s> rec;")), counts(SPLIT.replace("ON", "true"))
+    assert split[0] == one[0] > 0
+    assert split[1] == bodies * one[1] > 0
+
+
 HANDLE_FREE = """
 #include <warplens/warplens.cuh>
 WARPLENS_SITES(s, a, b);

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import warplens
-from tests.host import EVENTS, Built, build, record, run
+from tests.host import EVENTS, NVTX, Built, build, record, run
 from warplens import layout
 
 pytestmark = pytest.mark.compile
@@ -79,7 +79,7 @@ def test_clean_and_traced_launches_take_turns_and_no_launch_is_added(built: Buil
     done = record(built, tmp_path, "run", "9", options=("--rounds", "3"), FAKE_DELAY_US="2000")
     assert done.stdout.splitlines()[0] == "9"
     (kernel,) = warplens.open(tmp_path / "run.wlens").manifest["kernels"]
-    assert (len(kernel["clean_ns"]), len(kernel["traced_ns"])) == (3, 6)
+    assert (len(kernel["clean_ns"]), len(kernel["traced_ns"])) == (3, 3)
     assert kernel["clean_ns"][0] == pytest.approx(5000)
 
 
@@ -230,9 +230,12 @@ def test_ctrl_c_ends_the_program_and_keeps_what_there_is(built: Built, tmp_path:
     assert launches_of(tmp_path / "run.wlens") == 3
 
 
-def test_a_full_disk_stops_the_recording_alone(built: Built, tmp_path: Path) -> None:
-    # A limit on a file's size is what can be had without mounting anything: 3 launches are 12 chunks of 128 bytes each.
-    limited = f"ulimit -f 4; trap '' XFSZ; exec {built.program} _exit 40"
+@pytest.mark.parametrize(("blocks", "is_kept"), [(4, False), (64, True)])
+def test_a_full_disk_stops_the_recording_alone_and_what_was_complete_is_kept(
+    blocks: int, is_kept: bool, built: Built, tmp_path: Path
+) -> None:
+    # A limit on a file's size: what can be had without mounting. A launch is 12 chunks of 128 bytes and more.
+    limited = f"ulimit -f {blocks}; trap '' XFSZ; exec {built.program} _exit 40"
     command = [
         sys.executable,
         "-m",
@@ -250,10 +253,15 @@ def test_a_full_disk_stops_the_recording_alone(built: Built, tmp_path: Path) -> 
     done = run(built, tmp_path, command)
     assert done.returncode == 5  # the program's own
     assert "is not recorded further: cannot write" in done.stderr
+    if is_kept:
+        assert 1 <= launches_of(tmp_path / "run.wlens") < 40
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(built: Built, tmp_path: Path) -> None:
-    place = tmp_path / "none" / "run.wlens"
+@pytest.mark.parametrize("folder", ["none", "/proc"])  # not there; read-only, for root too
+def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(
+    folder: str, built: Built, tmp_path: Path
+) -> None:
+    place = tmp_path / folder / "run.wlens"
     command = [sys.executable, "-m", "warplens", "record", "-o", str(place), "--", built.program, "run", "3"]
     done = run(built, tmp_path, command)
     assert done.returncode == 3
@@ -301,6 +309,166 @@ def test_the_note_of_a_process_says_what_ran(built: Built, tmp_path: Path) -> No
     note = json.loads(path.read_text(encoding="utf-8"))
     assert note["process"]["program"] == "program"
     assert note["kernels"] == [
-        {"name": "scale<true>", "launches": 5, "recorded": 0, "matches": False, "without_marks": False}
+        {
+            "name": "scale<true>",
+            "launches": 5,
+            "recorded": 0,
+            "matches": False,
+            "other_grid": False,
+            "other_range": False,
+            "without_marks": False,
+        }
     ]
     assert np.isfinite(note["process"]["pid"])
+
+
+def test_replay_adds_launches_and_leaves_memory_as_it_would_be_without(built: Built, tmp_path: Path) -> None:
+    options = ("--replay", "--rounds", "3", "--launch-count", "2")
+    done = record(built, tmp_path, "run", "9", options=options, FAKE_DELAY_US="2000", CELL="1")
+    assert done.stdout.split()[:2] == ["15", "9"]  # launches in all; what they added to the memory
+    trace = warplens.open(tmp_path / "run.wlens")
+    (kernel,) = trace.manifest["kernels"]
+    assert (len(kernel["clean_ns"]), len(kernel["traced_ns"])) == (3, 3)
+    assert launches_of(tmp_path / "run.wlens") == 2
+    assert "not recorded" not in done.stderr
+
+
+def test_a_launch_with_memory_of_another_gpu_is_not_replayed(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "9", options=("--replay",), FAKE_PEER="1", CELL="1")
+    assert done.stdout.split()[:2] == ["9", "9"]
+    assert "not recorded: replays of scale<true>: an argument points to memory of another GPU" in done.stderr
+    assert launches_of(tmp_path / "run.wlens") == 9
+
+
+def test_launches_are_chosen_by_grid(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "4", options=("--grids", "7,6x2"))
+    assert done.returncode == 5
+    assert "4  scale<true>  (other grids than --grids)" in done.stderr
+    record(built, tmp_path, "run", "4", options=("--grids", "7,6x1", "--rounds", "0", "--cold-l2"))
+    assert launches_of(tmp_path / "run.wlens") == 4
+    assert all(entry["cold_l2"] for entry in warplens.open(tmp_path / "run.wlens").manifest["launches"])
+
+
+@pytest.mark.parametrize("options", [("--policy", "stream"), ("--keep", "newest")])
+def test_code_that_was_compiled_otherwise_is_left_out_and_told(
+    options: tuple[str, ...], built: Built, tmp_path: Path
+) -> None:
+    done = record(built, tmp_path, "run", "4", options=options)
+    assert (done.returncode, done.stdout) == (5, "4\n")
+    assert "not recorded: 4 launches of code that was compiled for another policy" in done.stderr
+
+
+@pytest.mark.parametrize(("option", "sources"), [("--source", {"program.cpp": "// marked\n"}), ("--no-source", {})])
+def test_the_source_of_sites_and_the_state_of_the_gpu_are_in_the_file(
+    option: str, sources: dict[str, str], built: Built, tmp_path: Path
+) -> None:
+    (tmp_path / "program.cpp").write_text("// marked\n", encoding="utf-8")
+    record(built, tmp_path, "run", "4", options=(option,))
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert dict(trace.sources) == sources
+    assert (trace.manifest["device"]["driver"], trace.manifest["device"]["mig"]) == ("580.1", True)
+    state = trace.manifest["clock_state"]
+    assert state["before"] == state["after"]
+    assert state["before"] == {
+        "sm_hz": 1.98e9,
+        "memory_hz": 3.201e9,
+        "power_w": 120.5,
+        "temperature_c": None,
+        "throttle_reasons": ["software thermal slowdown", "software power cap"],
+        "other_processes": None,
+    }
+
+
+def test_a_signal_switches_recording_on_and_off(built: Built, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "warplens",
+        "record",
+        "-o",
+        "run.wlens",
+        "--signal",
+        "USR1",
+        "--rounds",
+        "0",
+        "-c",
+        "9999",
+        "--",
+    ]
+    variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin")}
+    with subprocess.Popen(
+        [*command, built.program, "paced"],
+        cwd=tmp_path,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        for state in ("on", "off"):
+            assert [running.stdout.readline() for _ in range(2)] == ["50 more\n"] * 2  # half a second at least
+            running.send_signal(signal.SIGUSR1)
+            assert running.stderr.readline() == f"warplens: recording is {state}\n"
+        assert [running.stdout.readline() for _ in range(4)] == ["50 more\n"] * 4
+        time.sleep(1.0)
+        (tmp_path / "enough").touch()
+        launched = int(running.communicate(timeout=30)[0].splitlines()[-1])
+    assert running.returncode == 0
+    grids = [entry["grid_id"] for entry in warplens.open(tmp_path / "run.wlens").manifest["launches"]]
+    assert grids == list(range(grids[0], grids[-1] + 1))
+    assert 100 < grids[0] < grids[-1] < launched - 50
+
+
+def test_a_replay_that_finds_the_gpu_idle_ends_after_four_times_as_many(built: Built, tmp_path: Path) -> None:
+    options = ("--replay", "--rounds", "3", "--launch-count", "2")
+    done = record(built, tmp_path, "run", "9", options=options, CELL="1")
+    assert done.stdout.split()[:2] == ["33", "9"]
+    (kernel,) = warplens.open(tmp_path / "run.wlens").manifest["kernels"]
+    assert kernel["clean_ns"] is None
+
+
+def test_launches_are_chosen_by_the_nvtx_ranges_that_are_open(built: Built, tmp_path: Path) -> None:
+    if NVTX is None:
+        pytest.skip("no nvtx3/nvToolsExt.h below /usr/local/cuda*/include: it comes with the CUDA toolkit")
+    done = record(built, tmp_path, "ranges", options=("--nvtx-include", "^step [0-9]$", "--rounds", "0"))
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+    launches = warplens.open(tmp_path / "run.wlens").manifest["launches"]
+    assert [entry["grid_id"] for entry in launches] == [2, 3, 5, 6]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.wlens"]
+
+
+def test_a_program_without_nvtx_is_in_no_range(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "3", options=("--nvtx-include", "step"))
+    assert (done.returncode, done.stdout) == (5, "3\n")
+    assert "3  scale<true>  (outside of the ranges of --nvtx-include)" in done.stderr
+
+
+def test_another_listener_of_nvtx_and_a_missing_compiler_are_told(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "run", "3", options=("--nvtx-include", "x"), NVTX_INJECTION64_PATH="/nsys.so")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "another tool listens to NVTX" in done.stderr
+    done = record(built, tmp_path, "run", "3", options=("--nvtx-include", "x"), PATH="/nowhere", CXX="")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "apt install g++" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_graphs_with_several_shapes_the_first_is_recorded_and_the_others_run_without_marks(
+    built: Built, tmp_path: Path
+) -> None:
+    done = record(built, tmp_path, "graphs", "101", options=("--launch-skip", "50", "--launch-count", "3"))
+    assert done.stdout == "202\n"
+    assert "not recorded: 1 captured launches of another kernel, shape or GPU" in done.stderr
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert [entry["replay"] for entry in trace.manifest["launches"]] == [50, 51, 52]
+    assert trace.launches["grid_x"].to_list() == [6, 6, 6]
+    assert launches_of(tmp_path / "run.wlens") == 3
+
+
+def test_of_graphs_with_several_shapes_nothing_is_recorded_where_all_builds_have_marks(
+    built: Built, tmp_path: Path
+) -> None:
+    done = record(built, tmp_path, "graphs", "101", NO_PAIR="1")
+    assert (done.returncode, done.stdout) == (5, "202\n")
+    assert "not recorded: replays of graphs: kernels or shapes differ" in done.stderr

@@ -28,13 +28,15 @@ SOURCES = {  # file -> 128-bit loads of global memory, stores, bulk copies, barr
     "5_bulk.cu": (2, 0, 2, 3),
     "6_aligned.cu": (2, 0, 2, 3),
     "7_overlap.cu": (2, 0, 2, 3),
+    "8_ahead.cu": (2, 0, 2, 3),
+    "9_direct.cu": (2, 2, 1, 2),
+    "10_shaped.cu": (2, 2, 1, 2),
 }
-FROM_HOPPER = ("4_ring.cu", "5_bulk.cu", "6_aligned.cu", "7_overlap.cu")
+FROM_HOPPER = tuple(SOURCES)[3:]
+OVERLAPPING = tuple(SOURCES)[6:]
+AHEAD = tuple(SOURCES)[7:]
 TAKEN = [(f, a) for f in SOURCES for a in ARCHITECTURES if not (a == "sm_80" and f in FROM_HOPPER)]
-LAST = "7_overlap.cu"
-CLEAN = "rmsnorm_fwd<__nv_bfloat16, false>"
-HALF = "rmsnorm_fwd<__half, false>"
-TRACED = "rmsnorm_fwd<__nv_bfloat16, true>"
+LAST = "10_shaped.cu"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,16 +51,21 @@ def steps() -> Iterator[ModuleType]:
         sys.modules.pop("steps", None)
 
 
+def name(file: str, dtype: str = "__nv_bfloat16", *, traced: bool = False, vectors: int = 2) -> str:
+    shape = f", {vectors}" if file == LAST else ""
+    return f"rmsnorm_fwd<{dtype}, {str(traced).lower()}{shape}>"
+
+
 @cache
 def built(file: str, arch: str) -> Compiled:
     path = EXAMPLE / "steps" / file
     source = path.read_text(encoding="utf-8")
-    options = [f"--include-path={path.parent}", "-DWARPLENS_1D"]
-    names = [
-        CLEAN,
-        HALF,
-        *([TRACED] if arch == "sm_90a" or file == LAST else []),
-    ]  # the recorder takes most of the time
+    options = [f"--include-path={path.parent}", *([] if file == LAST else ["-DWARPLENS_1D"])]
+    names = [name(file), name(file, "__half")]
+    if file == LAST:
+        names += [name(file, vectors=4), name(file, "__half", vectors=4), name(file, traced=True, vectors=4)]
+    if arch == "sm_90a" or file == LAST:  # the recorder takes most of the time
+        names.append(name(file, traced=True))
     return compile_cubin(source, names, arch=arch, options=options, filename=file)
 
 
@@ -71,10 +78,10 @@ def test_every_step_but_the_first_has_a_short_file_of_its_own(steps: ModuleType)
 @pytest.mark.parametrize(("file", "arch"), TAKEN)
 def test_a_step_compiles_without_spills_and_moves_128_bits_at_a_time(file: str, arch: str, tmp_path: Path) -> None:
     compiled = built(file, arch)
-    assert {CLEAN, HALF} <= set(compiled.names)
-    found = resources(compiled.cubin, compiled.names[CLEAN], tmp_path)
+    assert {name(file), name(file, "__half")} <= set(compiled.names)
+    found = resources(compiled.cubin, compiled.names[name(file)], tmp_path)
     assert found["STACK"] == found["LOCAL"] == 0
-    code = "\n".join(disassemble(compiled.cubin, compiled.names[CLEAN], tmp_path))
+    code = "\n".join(disassemble(compiled.cubin, compiled.names[name(file)], tmp_path))
     assert "SR_CLOCK" not in code
     loads, stores, copies, barriers = SOURCES[file]
     memory = re.findall(r"\b(?:LDG|STG)\S*", code)
@@ -91,10 +98,25 @@ def test_bulk_copies_are_refused_by_name_where_there_are_none(file: str) -> None
         built(file, "sm_80")
 
 
-def test_the_last_step_touches_no_global_memory_before_the_launch_before_it_is_over(tmp_path: Path) -> None:
-    compiled = built(LAST, "sm_90a")
-    code = "\n".join(disassemble(compiled.cubin, compiled.names[CLEAN], tmp_path))
+@pytest.mark.parametrize("file", OVERLAPPING)
+def test_no_global_memory_is_read_or_written_before_the_launch_before_is_over(file: str, tmp_path: Path) -> None:
+    compiled = built(file, "sm_90a")
+    code = "\n".join(disassemble(compiled.cubin, compiled.names[name(file)], tmp_path))
     before, waits, after = code.partition("ACQBULK")
     assert waits
     assert not re.search(r"\b(LDG|STG|UBLKCP)\b", before)
     assert re.search(r"\bLDG\b", after)
+    assert ("UBLKPF.L2" in before) == (file in AHEAD)  # a prefetch into the L2, where later writes of x land too
+    assert "UBLKPF" not in after
+
+
+@pytest.mark.parametrize(("vectors", "threads", "blocks"), [(2, 512, 4), (4, 512, 3)])
+def test_the_last_step_leaves_room_for_64_kb_of_rows_an_sm(
+    vectors: int, threads: int, blocks: int, tmp_path: Path
+) -> None:
+    # On an H200: hidden 8192 with two vectors, four blocks of 16 kB; 16384 with four, three of 32 kB.
+    compiled = built(LAST, "sm_90a")
+    found = resources(compiled.cubin, compiled.names[name(LAST, vectors=vectors)], tmp_path)
+    assert found["STACK"] == found["LOCAL"] == 0
+    registers_of_warp = -(-found["REG"] // 8) * 8 * 32
+    assert 65536 // (registers_of_warp * threads // 32) >= blocks

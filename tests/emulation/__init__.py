@@ -125,20 +125,21 @@ class Result:
     faults: list[str]
 
 
-def build(policy: str, folder: Path, marks: int = 1, *, newest: bool = False) -> Path:
+def build(policy: str, folder: Path, marks: int = 1, *, newest: bool = False, every: int = 0) -> Path:
     """The program for a storage policy, which takes each mark but a warp's first `marks` times.
 
-    With `newest` the chunks are a ring.
+    With `newest` the chunks are a ring; with `every` the compiler knows that every n-th block is recorded.
 
     "counted" is `packed` where the compiler counts the records, "untold" where it cannot say whether it does.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler, "no C++ compiler was found: apt install g++"
-    program = folder / f"emulation-{policy}-{marks}{'-newest' if newest else ''}"
+    program = folder / f"emulation-{policy}-{marks}{'-newest' if newest else ''}{f'-every{every}' if every else ''}"
     include = [f"-I{get_include()}", "-include", str(HERE / "device.h")]
     frames = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]  # operate() asks who called its caller
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-frame-address"]
     chosen = [*POLICIES[policy], f"-DWARPLENS_MARKS={marks}", *([NEWEST] if newest else [])]
+    chosen += [f"-DWARPLENS_EVERY={every}u"] if every else []
     options = ["-std=c++17", "-O0", *frames, *warnings, *chosen, *include]
     subprocess.run([compiler, *options, "-o", program, HERE / "warps.cpp"], check=True)
     return program

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from numpy.typing import NDArray
 
+import warplens
 from tests.marked import EVENTS_A_TURN, LOOP, kernel, losses, record
 from warplens import layout
 from warplens.capture import driver
@@ -72,6 +73,43 @@ def test_times_are_right_however_long_a_warp_waits(policy: str, turns: float) ->
     assert len(waits) == 2 * 2 * 3
     assert min(waits) >= wait_cycles
     assert max(waits) < wait_cycles + 100_000
+
+
+SPLIT = """#include <warplens/warplens.cuh>
+WARPLENS_SITES(s, a, b, c);
+template <bool T> __global__ void k(float* p) {
+  __shared__ float last;
+  warplens::split<s, T>([&](auto& r) {
+    r.phase(s::a);
+    if (threadIdx.x == 0) last = p[blockIdx.x];
+    r.wait(s::b);
+    __syncthreads();
+    r.phase(s::c);
+    if (threadIdx.x == blockDim.x - 1) p[blockIdx.x] = last + 1.f;
+  });
+}"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "blocks"),
+    [
+        ({}, list(range(300))),
+        ({"every_block": 64}, [0, 64, 128, 192, 256]),
+        ({"blocks": (3, 31, 32, 299)}, [3, 31, 32, 299]),
+        ({"blocks": (7,), "warps": (1,)}, [7]),
+    ],
+)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_body_that_is_split_is_recorded_in_the_chosen_blocks_and_runs_in_all(
+    policy: str, chosen: dict[str, Any], blocks: list[int]
+) -> None:
+    values = np.zeros(300, np.float32)
+    warplens_kernel = warplens.Kernel(SPLIT, "k<true>")
+    trace = warplens_kernel.record(300, 64, values, policy=policy, rounds=0, warmup=1, **chosen)
+    assert losses(trace).is_empty()
+    assert sorted(trace.spans["block"].unique().to_list()) == blocks
+    assert trace.spans.height == len(blocks) * len(chosen.get("warps", (0, 1))) * 3
+    assert (values == 3).all()  # warm-up: clean and traced, and the launch that is kept
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -89,3 +89,21 @@ def test_a_python_program_is_recorded_from_its_own_command(argument: str, code: 
     trace = warplens.open(tmp_path / "run.wlens")
     assert trace.launches.height == (4 if argument == "whole" else 3)  # the last one had not been read
     assert trace.manifest["complete"] == (argument == "whole")
+
+
+def test_replay_leaves_memory_as_it_would_be_without(tmp_path: Path) -> None:
+    rec, p = launched(6, path=tmp_path / "run.wlens", replay=True, rounds=4, launch_count=2, cold_l2=True)
+    assert set(p) == {sum(range(6))}
+    (kernel,) = rec.trace.manifest["kernels"]
+    assert (len(kernel["clean_ns"]), len(kernel["traced_ns"]) >= 4) == (4, True)
+    assert rec.trace.launches.height == 2
+    assert dict(rec.trace.sources) == {"kernel.cu": SOURCE}
+
+
+@pytest.mark.parametrize("options", [{"policy": "stream"}, {"policy": "live"}, {"keep": "newest"}, {"grids": (4,)}])
+def test_policy_keep_and_grid_are_those_that_were_asked_for(options: dict[str, Any], tmp_path: Path) -> None:
+    rec, p = launched(3, path=tmp_path / "run.wlens", rounds=0, **options)
+    assert set(p) == {3}
+    assert rec.trace.spans.height == 3 * 4 * 2 * 2
+    assert rec.trace.manifest["keep"] == options.get("keep", "oldest")
+    assert rec.trace.manifest["kernels"][0]["policy"] == options.get("policy", "packed")

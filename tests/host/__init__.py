@@ -17,6 +17,8 @@ from tests.synthesis import U32, fake_launch, sm_clocks
 from warplens.capture.compile import get_include
 
 HERE = Path(__file__).parent
+NVTX = next((root for root in sorted(Path("/usr/local").glob("cuda*/include")) if (root / "nvtx3").is_dir()), None)
+"""Where NVTX's headers are; None: the program is built without."""
 BLOCKS, WARPS, PHASES = 6, 2, 4
 EVENTS = BLOCKS * WARPS * PHASES
 
@@ -41,9 +43,10 @@ def build(folder: Path) -> Built:
     flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror"]
     driver = str(folder / "libcuda.so.1")
     subprocess.run(["g++", *flags, "-shared", "-fPIC", "-o", driver, str(HERE / "fake_driver.cpp")], check=True)
+    (folder / "libnvidia-ml.so.1").symlink_to("libcuda.so.1")
     link = [f"-L{folder}", "-l:libcuda.so.1", f"-Wl,-rpath,{folder}"]
-    include = f"-I{get_include()}"
-    command = ["g++", *flags, "-pthread", include, "-o", str(folder / "program"), str(HERE / "program.cpp"), *link]
+    include = [f"-I{get_include()}", *([] if NVTX is None else ["-isystem", str(NVTX)])]
+    command = ["g++", *flags, "-pthread", *include, "-o", str(folder / "program"), str(HERE / "program.cpp"), *link]
     subprocess.run(command, check=True)
     chunks, _ = fake_launch(blocks=BLOCKS, warps=WARPS, phases=PHASES, clocks=sm_clocks(2))
     chunks.tofile(folder / "chunks.bin")

@@ -1,6 +1,7 @@
 // A libcuda.so.1 without a GPU: device memory is host memory, and streams do at once what they are asked for.
 // FAKE_NO_MEMORY: allocations fail. FAKE_DELAY_US: an event has passed only so long after it was recorded.
-// FAKE_HANG: no event passes. Only what detail/host_driver.hpp asks for, of the form that cuda.h gives it.
+// FAKE_HANG: no event passes. FAKE_PEER: `fake_cell` is another device's. It is NVML too: host_nvml.hpp. Only what
+// detail/host_driver.hpp asks for, of the form that cuda.h gives it.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -52,6 +53,9 @@ int cuDeviceGetAttribute(int* out, int which, int) {
   }
   return 0;
 }
+int cuDeviceGetPCIBusId(char* out, int size, int) {
+  return std::snprintf(out, static_cast<std::size_t>(size), "0000:00:00.0"), 0;
+}
 int cuDriverGetVersion(int* out) { return *out = 13000, 0; }
 int cuMemAlloc_v2(unsigned long long* out, std::size_t size) {
   if (setting("FAKE_NO_MEMORY") != nullptr) return 2;
@@ -60,6 +64,19 @@ int cuMemAlloc_v2(unsigned long long* out, std::size_t size) {
   return memory == nullptr ? 2 : 0;
 }
 int cuMemFree_v2(unsigned long long address) { return std::free(reinterpret_cast<void*>(address)), 0; }
+// Only `cell`, which the program's launches write to, is memory that an argument can point to.
+unsigned fake_cell[2] = {};
+int cuMemGetAddressRange_v2(unsigned long long* base, std::size_t* size, unsigned long long) {
+  return *base = reinterpret_cast<unsigned long long>(fake_cell), *size = sizeof fake_cell, 0;
+}
+int cuPointerGetAttribute(void* out, int which, unsigned long long address) {
+  if (address != reinterpret_cast<unsigned long long>(fake_cell)) return 1;
+  if (which == 9) return *static_cast<int*>(out) = setting("FAKE_PEER") != nullptr, 0;
+  return *static_cast<unsigned*>(out) = which == 2 ? 2 : 0, 0;
+}
+int cuKernelGetParamInfo(void*, std::size_t index, std::size_t* offset, std::size_t* size) {
+  return *offset = 0, *size = 8, index == 0 ? 0 : 1;
+}
 int cuMemHostAlloc(void** out, std::size_t size, unsigned) { return *out = std::malloc(size), 0; }
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, std::size_t size, void*) {
   return std::memcpy(reinterpret_cast<void*>(to), from, size), 0;
@@ -78,6 +95,7 @@ int cuStreamSynchronize(void*) { return 0; }
 int cuStreamIsCapturing(void*, int* out) { return *out = capture_status, 0; }
 int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
 int cuEventCreate(void** out, unsigned) { return *out = new Event, 0; }
+int cuEventDestroy_v2(void* event) { return delete static_cast<Event*>(event), 0; }
 int cuEventRecord(void* event, void*) { return static_cast<Event*>(event)->recorded = Clock::now(), 0; }
 int cuEventQuery(void* event) {
   if (setting("FAKE_HANG") != nullptr) return 600;
@@ -110,4 +128,15 @@ int cuLaunchKernel(void* function, unsigned grid, unsigned, unsigned, unsigned, 
   }
   return 0;
 }
+
+int nvmlInit_v2() { return 0; }
+int nvmlShutdown() { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** out) {
+  return *out = &capture_status, std::strcmp(address, "0000:00:00.0") == 0 ? 0 : 6;
+}
+int nvmlSystemGetDriverVersion(char* out, unsigned size) { return std::snprintf(out, size, "580.1"), 0; }
+int nvmlDeviceGetMigMode(void*, unsigned* now, unsigned* pending) { return *now = *pending = 1, 0; }
+int nvmlDeviceGetClockInfo(void*, int which, unsigned* out) { return *out = which == 1 ? 1980 : 3201, 0; }
+int nvmlDeviceGetPowerUsage(void*, unsigned* out) { return *out = 120500, 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void*, unsigned long long* out) { return *out = 0x24, 0; }
 }

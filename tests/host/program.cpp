@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads
+//   threads, paced, ranges, graphs
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -15,9 +15,14 @@
 #include <thread>
 
 #include "warplens/detail/host_session.hpp"
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define WITH_NVTX
+#endif
 
 extern "C" void fake_set_capturing(int on);
 extern "C" void fake_set_context(void* value);
+extern "C" unsigned fake_cell[2];  // device memory, which launches add to
 
 using namespace warplens::detail;
 using namespace warplens::detail::host;
@@ -47,7 +52,7 @@ struct ThisUnit : Unit {
 } unit;
 
 std::vector<char> chunks;
-unsigned result = 0, grid_id = 0;
+unsigned result = 0, grid_id = 0, grid_x = 6, counted = 0;
 
 std::uint32_t& word(unsigned long long address) { return *reinterpret_cast<std::uint32_t*>(address); }
 
@@ -55,6 +60,8 @@ std::uint32_t& word(unsigned long long address) { return *reinterpret_cast<std::
 void run_kernel(bool traced) {
   ++result;
   ++grid_id;
+  ++fake_cell[0];
+  counted += traced;
   const layout::Descriptor to = symbol;
   if (!traced || to.control == 0) return;
   std::uint32_t launch = grid_id;
@@ -91,8 +98,12 @@ void launch(const char* kernel = kClean, Handle stream = nullptr) {
   const auto run = [](const void* which) { run_kernel(which == kTraced); };
   Session* session = Session::current();
   if (session == nullptr) return run(kernel);
-  const Launch launch = {&unit, const_cast<char*>(kernel), kernel, {{6, 1, 1}, {64, 1, 1}, {1, 1, 1}, 0}, stream};
+  void* cell = fake_cell;
+  void* arguments[] = {&cell};
+  const Launch launch = {
+      &unit, const_cast<char*>(kernel), kernel, {{grid_x, 1, 1}, {64, 1, 1}, {1, 1, 1}, 0}, stream, arguments};
   Decision decision = session->begin(launch);
+  if (decision.replay) session->replay(launch, decision, [&](const void* build) { return run(build), true; });
   run(decision.function != nullptr ? decision.function : kernel);
   session->end(launch, decision, true);
 }
@@ -137,7 +148,17 @@ int main(int argc, char** argv) {
     launch();
     fake_set_capturing(0);
     for (int i = 1; i < launches; ++i) run_kernel(true);  // replays, which no call announces
-  } else if (mode == "window") {                          // launches and replays: 10 before, 6 within, 10 behind
+  } else if (mode == "graphs") {                          // two, of different grids
+    const char* kernel = std::getenv("NO_PAIR") == nullptr ? kClean : kTraced;
+    fake_set_capturing(1);
+    launch(kernel);
+    const unsigned marked = counted;
+    grid_x = 12;
+    launch(kernel);
+    fake_set_capturing(0);
+    const bool other_is_traced = counted != marked;
+    for (int i = 1; i < launches; ++i) run_kernel(true), run_kernel(other_is_traced);
+  } else if (mode == "window") {  // launches and replays: 10 before, 6 within, 10 behind
     const bool captured = std::getenv("CAPTURED") != nullptr;
     const auto some = [&](int count) {
       for (int i = 0; i < count; ++i) captured ? run_kernel(true) : launch();
@@ -150,6 +171,37 @@ int main(int argc, char** argv) {
     some(6);
     Session::current()->set_on(false);
     some(10);
+  } else if (mode == "paced") {  // until there is a file `enough`, of which its parent decides
+    for (int i = 0; access("enough", F_OK) != 0; ++i) {
+      launch();
+      if (i % 50 == 49) std::puts("50 more"), std::fflush(stdout);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+#ifdef WITH_NVTX
+  } else if (mode == "ranges") {
+    launch();
+    nvtxRangePushA("step 1");
+    launch();
+    nvtxRangePushA("inner");
+    launch();
+    nvtxRangePop();
+    nvtxRangePop();
+    nvtxRangePushW(L"other");
+    launch();
+    nvtxRangePop();
+    const nvtxRangeId_t range = nvtxRangeStartA("step 2");
+    std::thread([&] { fake_set_context(&contexts[0]), launch(); }).join();
+    nvtxRangeEnd(range);
+    const nvtxDomainHandle_t domain = nvtxDomainCreateA("layers");
+    nvtxEventAttributes_t named = {};
+    named.version = NVTX_VERSION, named.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+    named.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+    named.message.registered = nvtxDomainRegisterStringA(domain, "step 3");
+    nvtxDomainRangePushEx(domain, &named);
+    launch();
+    nvtxDomainRangePop(domain);
+    launch();
+#endif
   } else if (mode == "threads") {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
@@ -170,6 +222,7 @@ int main(int argc, char** argv) {
   }
   if (mode == "crash" || mode == "_exit" || mode == "exec") wait_a_moment();
   std::printf("%u\n", result);
+  if (std::getenv("CELL") != nullptr) std::printf("%u\n", fake_cell[0]);
   std::fflush(stdout);
   if (mode == "crash") std::abort();
   if (mode == "_exit") _exit(5);

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 SOURCES = Path(tempfile.gettempdir(), "corpus")
 """Sources are compiled from here: debug information holds the folder, also in bytes that nobody sees."""
 ARCHS = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
@@ -38,7 +39,7 @@ def write(name: str, text: str) -> None:
 def by_triton(folder: Path) -> Iterator[tuple[str, str]]:
     """Name and PTX of every kernel that this Triton compiles; run in a process of its own."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "PYTHONPATH": str(folder), "TRITON_CACHE_DIR": cache}
+        environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'src'}", "TRITON_CACHE_DIR": cache}
         program = [sys.executable, str(SOURCES / "with_triton.py"), cache]
         subprocess.run(program, env=environment, cwd=SOURCES, check=True, stderr=subprocess.DEVNULL)
         for path in sorted(Path(cache).glob("*.ptx")):
@@ -94,7 +95,8 @@ def main() -> None:
     parser.add_argument("--numba", type=Path)
     arguments = parser.parse_args()
     SOURCES.mkdir(exist_ok=True)
-    for path in HERE.glob("*.[pc][yu]"):
+    examples = [ROOT / "examples" / "triton" / name for name in ("marked_matmul.py", "specialized_matmul.py")]
+    for path in [*HERE.glob("*.[pc][yu]"), *examples]:
         shutil.copy(path, SOURCES)
     os.chdir(SOURCES)
     for folder in arguments.triton:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import MARKED_FOLDERS
 
 STAGES = ("audit", "instrument", "capture", "decode", "trace", "kernel", "triton", "analyze", "render", "demo", "cli")
 """In the order in which data goes; a stage imports only those before it."""
@@ -17,6 +20,7 @@ FOUNDATIONS = frozenset({"layout", "errors", "clock"})
 EXCEPTIONS = frozenset(
     {
         ("warplens.trace", "warplens.render.notebook.html"),  # Trace._repr_html_ shows itself
+        ("warplens.capture.site.sitecustomize", "warplens.triton.process.begin"),  # the begin of a process: no stage's
         ("warplens.capture.corrections", "warplens.decode.corrections"),  # pure; what marks cost is a fact of a capture
     }
 )
@@ -29,11 +33,16 @@ MAX_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path, module: str) -> set[str]:
     """Absolute names of all that the file imports, also inside of functions; those for type checkers alone not."""
     names: set[str] = set()
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    pending: list[ast.AST] = [parsed(path)]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
@@ -119,7 +128,7 @@ def test_only_clock_knows_a_rate(package: Path) -> None:
 
 def test_every_module_says_what_it_is_for(package: Path) -> None:
     for module, path in modules(package).items():
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), module
+        assert ast.get_docstring(parsed(path)), module
 
 
 @pytest.mark.parametrize("suffix", [".cuh", ".h", ".hpp"])
@@ -156,12 +165,20 @@ def test_no_function_is_longer_than_60_lines(package: Path, checkout: Path) -> N
     for path in source_files(package, checkout):
         if path.suffix != ".py":
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES:
                     long.append(f"{path.name}:{node.lineno} {node.name}: {lines}")
     assert long == []
+
+
+def test_a_module_in_the_folder_of_a_mark_has_it(checkout: Path) -> None:
+    for folder in MARKED_FOLDERS:
+        paths = list((checkout / "tests" / folder).glob("test_*.py"))
+        assert paths
+        for path in paths:
+            assert f"\npytestmark = pytest.mark.{folder}\n" in path.read_text(encoding="utf-8"), path
 
 
 def test_no_pattern_repeats_a_group_possessively() -> None:

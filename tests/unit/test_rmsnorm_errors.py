@@ -17,7 +17,19 @@ from warplens.errors import UsageError
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rmsnorm"
 MODULES = ("rmsnorm", "steps", "forward")
 pytestmark = pytest.mark.skipif(not EXAMPLE.is_dir(), reason="not a checkout: examples/ is not installed")
-STEPS = ("document", "weight_early", "one_barrier", "four_vectors", "ring", "bulk", "aligned", "overlap")
+STEPS = (
+    "document",
+    "weight_early",
+    "one_barrier",
+    "four_vectors",
+    "ring",
+    "bulk",
+    "aligned",
+    "overlap",
+    "ahead",
+    "direct",
+    "shaped",
+)
 ONE_VECTOR = STEPS[:3]
 FROM_HOPPER = STEPS[4:]
 
@@ -113,6 +125,16 @@ def test_a_gpu_that_is_too_old_for_a_step_is_refused(steps: ModuleType, name: st
         steps.check_capability(steps.step_named(name), older)
 
 
+@pytest.mark.parametrize("way", ["recorded", "as a function"])
+def test_a_gpu_that_is_too_old_is_refused_before_anything_is_compiled(
+    rmsnorm: ModuleType, steps: ModuleType, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(rmsnorm, "capability", lambda: (8, 9))
+    make = rmsnorm.make_kernel if way == "recorded" else lambda dtype, step: forward_class()(step, dtype)
+    with pytest.raises(UsageError, match=r"compute capability 8\.9; step shaped needs 9\.0 or newer"):
+        make("bfloat16", steps.step_named("shaped"))
+
+
 @pytest.mark.parametrize(
     ("name", "grid", "threads", "numbers", "shared_bytes"),
     [
@@ -129,6 +151,30 @@ def test_a_step_is_launched_as_its_source_says(
     assert launch == steps.Launch((grid, 1, 1), (threads, 1, 1), numbers, "float16", shared_bytes)
 
 
+@pytest.mark.parametrize(
+    ("rows", "hidden", "grid", "block", "vectors"),
+    [
+        (33, 1024, 17, (64, 2, 1), 2),  # two short rows a block, one in the last
+        (33, 1032, 33, (96, 1, 1), 2),
+        (5, 512, 2, (32, 4, 1), 2),
+        (4096, 5120, 4096, (320, 1, 1), 2),
+        (7, 8192, 7, (512, 1, 1), 2),
+        (7, 8200, 7, (288, 1, 1), 4),  # long rows: four vectors a thread
+        (7, 16384, 7, (512, 1, 1), 4),
+    ],
+)
+def test_the_last_step_shapes_its_blocks_by_the_row(
+    rmsnorm: ModuleType, steps: ModuleType, rows: int, hidden: int, grid: int, block: Any, vectors: int
+) -> None:
+    step = steps.step_named("shaped")
+    launch = rmsnorm.plan(*arrays(hidden, rows=rows), step)
+    assert (launch.grid, launch.block, launch.numbers) == ((grid, 1, 1), block, (rows, hidden))
+    assert launch.shared_bytes == -(-block[1] * hidden * 2 // 128) * 128
+    assert step.kernel_name("float16", hidden, traced=False) == f"rmsnorm_fwd<__half, false, {vectors}>"
+    assert step.kernel_name("float16", hidden, traced=False) in step.kernel_names("float16", traced=False)
+    assert -(-hidden // (8 * vectors)) <= block[0] < -(-hidden // (8 * vectors)) + 32
+
+
 def test_a_ring_has_no_more_blocks_than_rows_and_one_an_sm_where_rows_are_long(
     rmsnorm: ModuleType, steps: ModuleType
 ) -> None:
@@ -140,16 +186,21 @@ def test_a_ring_has_no_more_blocks_than_rows_and_one_an_sm_where_rows_are_long(
 class Tensor(DeviceArray):
     """What `Forward` asks of a tensor of torch: it also tells where it lies."""
 
-    def __init__(self, shape: tuple[int, ...], *, cuda: bool = True) -> None:
+    def __init__(self, shape: tuple[int, ...], *, cuda: bool = True, offset: int = 0, contiguous: bool = True) -> None:
         super().__init__(shape, 1 << 20)
         self.is_cuda, self.device = cuda, "cuda:0" if cuda else "cpu"
+        self.data_ptr, self.is_contiguous = lambda: (1 << 20) + offset, lambda: contiguous
+
+
+def forward_class() -> Any:
+    return importlib.import_module("forward").Forward
 
 
 def test_the_function_of_tensors_refuses_what_its_kernel_was_not_compiled_for(
     rmsnorm: ModuleType, steps: ModuleType
 ) -> None:
     del rmsnorm
-    forward = importlib.import_module("forward").Forward.__new__(importlib.import_module("forward").Forward)
+    forward = forward_class().__new__(forward_class())
     forward.step, forward.dtype, forward._sm_count = steps.step_named("overlap"), "bfloat16", 132
     half, host = Tensor((3, 64)), Tensor((3, 64), cuda=False)
     with pytest.raises(UsageError, match="x holds float16; this kernel was compiled for bfloat16"):
@@ -160,13 +211,30 @@ def test_the_function_of_tensors_refuses_what_its_kernel_was_not_compiled_for(
         forward.plan(half, object(), half)
     forward.dtype = "float16"
     assert forward.plan(half, Tensor((64,)), half).grid == (3, 1, 1)
+    with pytest.raises(UsageError, match="x lies 2 bytes after a multiple of 16"):
+        forward.plan(Tensor((3, 64), offset=2), Tensor((64,)), half)
+    with pytest.raises(UsageError, match=r"y is not contiguous; pass y\.contiguous\(\)"):
+        forward.plan(half, Tensor((64,)), Tensor((3, 64), contiguous=False))
+    with pytest.raises(UsageError, match="x has 0 rows"):
+        forward.plan(Tensor((0, 64)), Tensor((64,)), Tensor((0, 64)))
 
 
 def test_a_kernel_for_another_type_is_not_recorded(rmsnorm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rmsnorm, "_sm_count", lambda: 132)
     kernel = SimpleNamespace(name="rmsnorm_fwd<__nv_bfloat16, true>")
-    with pytest.raises(UsageError, match=r"x holds float16, for which rmsnorm_fwd<__half, true> is the kernel"):
+    with pytest.raises(
+        UsageError, match=r"x holds rows of 64 float16, for which rmsnorm_fwd<__half, true> is the kernel"
+    ):
         rmsnorm.record(kernel, *arrays(64))
+
+
+def test_a_kernel_for_other_rows_is_not_recorded(
+    rmsnorm: ModuleType, steps: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rmsnorm, "_sm_count", lambda: 132)
+    kernel = SimpleNamespace(name="rmsnorm_fwd<__half, true, 2>")
+    with pytest.raises(UsageError, match=r"rows of 16384 float16, for which rmsnorm_fwd<__half, true, 4> is the kern"):
+        rmsnorm.record(kernel, *arrays(16384), step=steps.step_named("shaped"))
 
 
 def test_leading_dimensions_are_rows(rmsnorm: ModuleType) -> None:

@@ -28,6 +28,11 @@ __device__ inline void bulk_load(void* shared, const void* global, unsigned byte
                : "memory");
 }
 
+// Ask for a copy from global memory to the L2. Nothing is read yet: what is written there later is seen.
+__device__ inline void prefetch(const void* global, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // Wait until a copy has arrived: the first, third, fifth of this barrier with parity 0, the others with 1.
 __device__ inline void await(Arrival& arrival, unsigned parity) {
   unsigned done = 0;

@@ -100,9 +100,10 @@ def find_arrivals(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFr
     some = (resource >= 0) & np.isin(kind, ("wait", "arrive", "mark"))
     some &= (kind != "arrive") | (comes[resource] != Comes.BY_ISSUE)  # it says how many bytes are to come
     chosen = np.flatnonzero(some[site])
-    events = _events(spans, chosen, kind, resource)
+    number = _block_numbers(spans)
+    events = _events(spans, chosen, number, kind, resource)
     if len(chosen) and events.waits.any():
-        blind = _blind_blocks(spans, blocks, launches)[events.block]
+        blind = _blind_blocks(spans, number, blocks, launches)[events.block]
         found = _rounds(events, comes, phases, blind)
         rows = np.searchsorted(wait, chosen[events.waits])
         arrival[rows] = np.where(found.event < 0, -1, chosen[found.event])
@@ -171,7 +172,7 @@ def _sites(sites: pl.DataFrame) -> tuple[npt.NDArray[Any], I64, npt.NDArray[np.u
     return kind, resource, comes, np.array(stages or [0], np.int64)
 
 
-def _events(spans: pl.DataFrame, chosen: I64, kind: npt.NDArray[Any], resource: I64) -> _Events:
+def _events(spans: pl.DataFrame, chosen: I64, number: I64, kind: npt.NDArray[Any], resource: I64) -> _Events:
     site = spans["site"].to_numpy()[chosen]
     start = spans["start_cycles"].to_numpy()[chosen]
     ids = spans["id"]
@@ -180,7 +181,7 @@ def _events(spans: pl.DataFrame, chosen: I64, kind: npt.NDArray[Any], resource: 
         values = (ids.cast(pl.Int64) + 1).fill_null(0).to_numpy()[chosen]
         identified = np.unique(values, return_inverse=True)[1].reshape(-1) + (values.min(initial=1) > 0)
     return _Events(
-        block=_block_numbers(spans)[chosen],
+        block=number[chosen],
         warp=spans["warp"].to_numpy()[chosen].astype(np.int64),
         resource=resource[site],
         id=identified,
@@ -198,9 +199,10 @@ def _block_numbers(spans: pl.DataFrame) -> I64:
     return np.cumsum(new, dtype=np.int64)
 
 
-def _blind_blocks(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFrame) -> npt.NDArray[np.uint8]:
-    """Per block of `spans` why nothing may be counted there: a `Basis`, or 0."""
-    number = _block_numbers(spans)
+def _blind_blocks(
+    spans: pl.DataFrame, number: I64, blocks: pl.DataFrame, launches: pl.DataFrame
+) -> npt.NDArray[np.uint8]:
+    """Per block of `spans` (`number` is each span's) why nothing may be counted there: a `Basis`, or 0."""
     first = np.flatnonzero(np.append(True, np.diff(number) != 0))
     of_spans = spans.select("launch", "block")[first]
     facts = blocks.join(launches.select("launch", "warps_per_block"), on="launch", how="left").select(

@@ -198,11 +198,11 @@ class Arena:
         """Record nothing from now on, ordered in `stream`."""
         self.choose(stream, warp_mask=0)
 
-    def compile_options(self, *, narrowed: bool, listed: bool = False) -> tuple[str, ...]:
+    def compile_options(self, *, narrowed: bool, listed: bool = False, every: int = 1) -> tuple[str, ...]:
         """Options that compile a kernel for this arena alone: arena.cuh says what that saves.
 
         Without `narrowed` every warp is recorded, and no choice can be made later; without `listed` none by a list of
-        blocks or a window of launches.
+        blocks or a window of launches. With `every` above 1 every n-th block is, and no choice can be made later.
         """
         options: tuple[str, ...] = (
             f"-DWARPLENS_ARENA={self.address:#x}ull",
@@ -213,6 +213,8 @@ class Arena:
             options = (*options, "-DWARPLENS_KEEP_NEWEST", f"-DWARPLENS_RING_CHUNKS={self.chunks}u")
         if not narrowed:
             return *options, "-DWARPLENS_ALL_RECORDED"
+        if every > 1:
+            return *options, f"-DWARPLENS_EVERY={every}u"
         return options if listed else (*options, "-DWARPLENS_STEPS_ONLY")
 
     def clear(self, stream: int) -> None:

@@ -94,6 +94,7 @@ class Arguments:
             self._pack(value, None if sizes_bytes is None else sizes_bytes[i], i) for i, value in enumerate(values)
         ]
         self._keep += packed
+        self._packed = packed
         self._table = np.array([p.ctypes.data for p in packed] or [0], np.uint64)
         self.table = int(self._table.ctypes.data)
 
@@ -135,6 +136,11 @@ class Arguments:
         if not -(1 << (8 * width - 1)) <= value < 1 << (8 * width):
             raise UsageError(f"argument {index} is {value}: the kernel's parameter has only {width} bytes")
         return np.frombuffer((value & ((1 << (8 * width)) - 1)).to_bytes(width, "little"), np.uint8).copy()
+
+    def words(self) -> list[int]:
+        """Each 8 bytes of each parameter that an address could stand in."""
+        whole = (packed.tobytes() for packed in self._packed)
+        return [int.from_bytes(d[at : at + 8], "little") for d in whole for at in range(0, len(d) - 7, 8)]
 
     def copy_back(self) -> None:
         """Bring numpy arguments back from the GPU, where they may be written to."""

@@ -35,16 +35,22 @@ def line_options(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_nvdisasm() -> str | None:
-    """The wheel's (nvidia/cu13/bin, nvidia/cuda_nvdisasm/bin), of CUDA_HOME or CUDA_PATH, on PATH, /usr/local/cuda."""
+    """Where nvdisasm is."""
+    return find_tool("nvdisasm")
+
+
+def find_tool(name: str) -> str | None:
+    """A tool of the toolkit: of a wheel (nvidia/cu13/bin, nvidia/cuda_nvdisasm/bin), of CUDA_HOME or CUDA_PATH, on
+    PATH, of /usr/local/cuda; None where there is none."""
     try:
         nvidia = importlib.import_module("nvidia")
     except ImportError:
         nvidia = None
-    found = [tool for root in getattr(nvidia, "__path__", []) for tool in sorted(Path(root).glob("*/bin/nvdisasm*"))]
+    found = [tool for root in getattr(nvidia, "__path__", []) for tool in sorted(Path(root).glob(f"*/bin/{name}*"))]
     found = found[::-1]
-    found += [Path(os.environ[v], "bin", "nvdisasm") for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
-    on_path = shutil.which("nvdisasm")
-    found += [*([Path(on_path)] if on_path else []), Path("/usr/local/cuda/bin/nvdisasm")]
+    found += [Path(os.environ[v], "bin", name) for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
+    on_path = shutil.which(name)
+    found += [*([Path(on_path)] if on_path else []), Path("/usr/local/cuda/bin", name)]
     return next((str(tool) for tool in found if tool.is_file() and os.access(tool, os.X_OK)), None)
 
 

@@ -17,7 +17,8 @@ from warplens.errors import SitesError
 MAX_BYTES: Final = 4 << 30
 _FATBIN: Final = struct.pack("<I", 0xBA55ED50)
 _PTX, _CUBIN = 1, 2
-_STUB: Final = re.compile(rb"_ZL?([0-9]{1,5})__device_stub_(_Z[\w.$]{1,4000})")
+# The launch code of a kernel, or a variable of it: all that optimisation may leave of a name.
+_STUB: Final = re.compile(rb"_Z(?:GVZ|Z)?L?([0-9]{1,5})__device_stub_(_Z[\w.$]{1,4000})")
 _STUB_PREFIX: Final = len("__device_stub_")
 _OWN: Final = "_ZN8warplens6detail"
 _HOST_HEADER: Final = b"warplens_unit_"  # labels of launch functions that host.hpp renames

@@ -6,14 +6,17 @@ open files and the exit code to itself: this process only waits, also through Ct
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from warplens.capture.request import VARIABLE
@@ -21,6 +24,7 @@ from warplens.errors import UsageError
 
 GRACE_S: Final = 5.0
 """Between asking a program to end and ending it."""
+TICK_S: Final = 1.0
 TIMED_OUT: Final = 124
 """As timeout(1) has it."""
 
@@ -31,6 +35,16 @@ class Ending:
 
     code: int
     why: str | None = None
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is done while the program runs: `tick(seconds)` about once a second; `heard()` for `signal`, which is then
+    not handed on."""
+
+    tick: Callable[[float], None] | None = None
+    signal: signal.Signals | None = None
+    heard: Callable[[], None] = lambda: None
 
 
 def command_line(arguments: list[str], *, module: bool = False) -> list[str]:
@@ -51,16 +65,23 @@ def environment(text: str) -> dict[str, str]:
     return {**os.environ, VARIABLE: text, "PYTHONPATH": site + (os.pathsep + before if before else "")}
 
 
-def run(command: list[str], text: str, timeout_s: float | None = None) -> Ending:
-    """Run `command` to its end. Raises UsageError where it cannot be started."""
-    with _patient() as forward:
+def run(
+    command: list[str],
+    text: str,
+    timeout_s: float | None = None,
+    watch: Watch | None = None,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> Ending:
+    """Run `command` to its end; `more`: variables for it. Raises UsageError where it cannot be started."""
+    watch = watch or Watch()
+    with _patient(watch) as forward:
         try:
-            child = subprocess.Popen(command, env=environment(text), close_fds=False)
+            child = subprocess.Popen(command, env={**environment(text), **more}, close_fds=False)
         except OSError as error:
             raise UsageError(f"cannot run {command[0]}: {error.strerror or error}") from error
         forward.append(child)
         try:
-            code = child.wait(timeout_s)
+            code = _wait(child, timeout_s, watch)
         except subprocess.TimeoutExpired:
             child.terminate()
             try:
@@ -72,6 +93,20 @@ def run(command: list[str], text: str, timeout_s: float | None = None) -> Ending
     if code < 0:
         return Ending(128 - code, f"it was ended by {_name(-code)}")
     return Ending(code)
+
+
+def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, watch: Watch) -> int:
+    if watch.tick is None:
+        return child.wait(timeout_s)
+    begin_s = time.monotonic()
+    while True:
+        left_s = math.inf if timeout_s is None else begin_s + timeout_s - time.monotonic()
+        if left_s <= 0:
+            raise subprocess.TimeoutExpired(child.args, timeout_s or 0)
+        try:
+            return child.wait(min(left_s, TICK_S))
+        except subprocess.TimeoutExpired:
+            watch.tick(time.monotonic() - begin_s)
 
 
 def _name(number: int) -> str:
@@ -96,7 +131,7 @@ def _in_foreground() -> bool:
 
 
 @contextmanager
-def _patient() -> Iterator[list[subprocess.Popen[bytes]]]:
+def _patient(watch: Watch) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Keys (Ctrl-C) reach the program by itself, being in the terminal's group too; other signals are handed on to it.
 
     Outside of that group SIGINT was sent, and is handed on: a sender to the whole group has the program hear it twice.
@@ -116,6 +151,8 @@ def _patient() -> Iterator[list[subprocess.Popen[bytes]]]:
 
     others = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
     handlers = {signal.SIGINT: from_keys, signal.SIGQUIT: from_keys, **dict.fromkeys(others, hand_on)}
+    if watch.signal is not None:
+        handlers[watch.signal] = lambda *_: watch.heard()
     heard = [number for number in handlers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, handlers[number]) for number in heard}
     try:

@@ -8,6 +8,7 @@ decode/corrections.py's: pure, without Polars.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from warplens import layout
 from warplens.capture.arena import Drained
-from warplens.capture.builds import Build, Compile, Launched, fitting
+from warplens.capture.builds import Build, Compile, Launched, fitting, policies, policy_options
 from warplens.capture.options import RecordOptions
 from warplens.decode import corrections as estimation
 from warplens.errors import CompileError
@@ -43,12 +44,13 @@ def marks_option(copies: int) -> str:
 
 
 def multiple_build(
-    build: Compile, traced: Build, resources: dict[str, int], launched: Launched, copies: int = COPIES
+    build: Compile, options: tuple[str, ...], resources: dict[str, int], launched: Launched, copies: int = COPIES
 ) -> tuple[Build, dict[str, int]]:
-    """The build with other copies of each mark, resident and spilling as the traced one. Raises UnfitError."""
+    """The build by these options with other copies of each mark, resident and spilling as the traced one, which has
+    `resources`. Raises UnfitError."""
     what = "the two-mark build" if copies == TWO_MARKS else f"the build with {copies} of each mark"
     try:
-        found = fitting(build, (*traced.options, marks_option(copies)), launched, resources["resident_blocks"])
+        found = fitting(build, (*options, marks_option(copies)), launched, resources["resident_blocks"])
     except CompileError as error:
         raise estimation.UnfitError(f"{what} does not compile: {error}") from error
     wanted = resources["resident_blocks"]
@@ -60,6 +62,31 @@ def multiple_build(
     if found[1]["local_bytes"] > resources["local_bytes"]:
         raise estimation.UnfitError(f"{what} spills registers")
     return found
+
+
+def anchor_options(own: tuple[str, ...], threads: int) -> list[tuple[str, ...]]:
+    """Options of the two-mark build, in the order to try, where nobody asked for a policy.
+
+    First by `packed`, which waits for no memory at a warp's first mark and does nothing in front of the clock of its
+    end; then by `own`, those of the traced build.
+    """
+    others = tuple(o for o in own if not o.startswith(("-DWARPLENS_POLICY=", "-DWARPLENS_MAX_WARPS=")))
+    packed = tuple(policy_options("packed", threads))
+    if "packed" not in policies(threads) or len(others) == len(own) or set(packed) <= set(own):
+        return [own]
+    return [(*packed, *others), own]
+
+
+def two_mark_build(
+    launcher: Launcher, traced: Build, resources: dict[str, int], *, any_policy: bool = True
+) -> tuple[Build, dict[str, int]]:
+    """The build that anchors corrections, and its resources; unless `any_policy`, of the traced build's policy. Raises
+    UnfitError where none is like the traced one."""
+    *before, last = anchor_options(traced.options, launcher.launched.threads) if any_policy else [traced.options]
+    for tried in before:
+        with contextlib.suppress(estimation.UnfitError):
+            return multiple_build(launcher.compile, tried, resources, launcher.launched, TWO_MARKS)
+    return multiple_build(launcher.compile, last, resources, launcher.launched, TWO_MARKS)
 
 
 def some_blocks(chunks: NDArray[np.uint32], share: float) -> NDArray[np.uint32]:
@@ -88,12 +115,12 @@ def corrections(launcher: Launcher, traced: Build, manifest: dict[str, Any], opt
             least = f"rounds={options.rounds}, and {estimation.LEAST_LAUNCHES} are needed"
             raise estimation.UnfitError(least if options.correct else "correct=False")
         resources = manifest["kernels"][0]["traced"]
-        doubled, its_resources = multiple_build(launcher.compile, traced, resources, launcher.launched)
+        doubled, its_resources = multiple_build(launcher.compile, traced.options, resources, launcher.launched)
         launcher.start(doubled)
         builds, anchor = {1: traced, COPIES: doubled}, dict[str, Any]()
         try:
-            builds[TWO_MARKS], anchor["resources"] = multiple_build(
-                launcher.compile, traced, resources, launcher.launched, TWO_MARKS
+            builds[TWO_MARKS], anchor["resources"] = two_mark_build(
+                launcher, traced, resources, any_policy=options.policy == "auto"
             )
             launcher.start(builds[TWO_MARKS])
         except estimation.UnfitError as reason:  # what the marks cost directly can still be told

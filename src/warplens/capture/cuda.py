@@ -126,7 +126,9 @@ class CudaKernel:
         more += ["-DWARPLENS_LOOPS"] if loops else []
         in_clusters = options.cluster is not None or self._build(self.name, ()).function.needs_cluster()
         more += [] if in_clusters else ["-DWARPLENS_NO_CLUSTER"]
-        more += arena.compile_options(narrowed=options.narrowed, listed=options.blocks is not None)
+        more += arena.compile_options(
+            narrowed=options.narrowed, listed=options.blocks is not None, every=options.known_step
+        )
         launched = self.launched(block, options)
         clean = None if self.clean is None else launched.resources(self._build(self.clean, ()))
         policy, build, traced = choose(

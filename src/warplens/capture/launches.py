@@ -10,9 +10,10 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -25,9 +26,14 @@ from warplens.capture.builds import Build
 from warplens.capture.calibrate import Calibrator
 from warplens.capture.cuda import CudaKernel
 from warplens.capture.library import Dim3
+from warplens.capture.nvtx import range_question
 from warplens.capture.options import RecordOptions, stream_handle
-from warplens.capture.request import Asked, Request, rank_of
+from warplens.capture.replay import Saved
+from warplens.capture.request import SWITCH, Asked, Request, rank_of
 from warplens.errors import DeviceError, WarplensError
+
+_HEAD_START: Final = 8
+"""Memsets a round that keep the GPU busy while launches of a replay are handed over."""
 
 
 class Keep(Protocol):
@@ -60,6 +66,7 @@ class _Group:
     entry: dict[str, Any]
     index: int
     turn: int = 0
+    replayed: bool = False
     pending: _Pending | None = None
     timed: list[_Pending] = field(default_factory=list)
 
@@ -71,6 +78,12 @@ class LaunchRecorder:
         self.asked, self.request, self.keep = asked, asked.request, keep
         self.pid = os.getpid()
         self.on = not asked.request.paused
+        self._looked_s, self._switched_on = -1.0, False
+        self._flushes: dict[int, driver.DeviceMemory] = {}
+        self._sources: dict[str, str] = {}
+        self.other_grids: set[str] = set()
+        self.other_ranges: set[str] = set()
+        self._in_range = None if asked.request.nvtx_include is None else range_question()
         self.left_out: dict[str, int] = {}
         self.ran: dict[str, list[int]] = {}
         self._pattern = re.compile(asked.request.kernels or "")
@@ -92,13 +105,18 @@ class LaunchRecorder:
         if group is None:
             return _launch(kernel.plain_build(), shape, options, given)
         group.turn += 1
-        alternates = group.clean is not None and len(group.timed) < self.request.rounds
+        by_replay = self.request.replay
+        alternates = group.clean is not None and len(group.timed) < self.request.rounds and not by_replay
         if alternates and group.turn % 2 == 0:
             assert group.clean is not None
+            self._flush_l2(kernel._device, stream)
             group.timed.append(_timed(group.clean, shape, options, given))
             return None
         if not self._make_room(group, stream):
             return _launch(kernel.plain_build(), shape, options, given)
+        if by_replay and not group.replayed:
+            self._replay(group, stream, given)
+        self._flush_l2(kernel._device, stream)
         group.pending = _timed(group.traced, shape, options, given)
         self._kept += 1
         seen[1] += 1
@@ -108,7 +126,14 @@ class LaunchRecorder:
         self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, stream: int
     ) -> _Group | None:
         """What is to record or time this launch; None for one that is to run without."""
+        self._watch_switch()
         if not self.on or os.getpid() != self.pid or not self._pattern.search(kernel.name):
+            return None
+        if self.request.grids is not None and shape[0] not in self.request.grids:
+            self.other_grids.add(kernel.name)
+            return None
+        if self._in_range is not None and not self._in_range():
+            self.other_ranges.add(kernel.name)
             return None
         self._matched += 1
         if self._matched <= self.request.launch_skip or self._kept >= self.request.launch_count:
@@ -134,9 +159,15 @@ class LaunchRecorder:
             if known != own:
                 raise DeviceError(f"another set of sites is called {own['name']} too")
         request = self.request
-        chosen = {"every_block": request.every_block, "blocks": request.blocks, "warps": request.warps}
+        chosen = {name: getattr(request, name) for name in ("every_block", "blocks", "warps", "policy", "keep")}
         wanted = RecordOptions(**{**vars(options), **chosen, "capacity_bytes": request.capacity_bytes})
-        arena = Arena(request.capacity_bytes)
+        sm_count = driver.attribute(kernel._device, "MULTIPROCESSOR_COUNT")
+        arena = Arena(
+            request.capacity_bytes,
+            mapped=request.policy == "live",
+            newest=request.keep == "newest",
+            sm_count=sm_count,
+        )
         traced, entry = kernel.traced_build(*shape, wanted, arena)
         clean = kernel.plain_build() if kernel.clean else None
         for build in filter(None, (traced, clean)):
@@ -146,6 +177,8 @@ class LaunchRecorder:
         arena.choose(stream, blocks=wanted.blocks, every_block=wanted.every_block, warp_mask=wanted.warp_mask)
         entry |= {"audit": not_audited("recorded in a program"), "site_set": kernel.site_sets[0]["name"]}
         entry |= {"clean_ns": [], "traced_ns": []}
+        if request.source:
+            self._sources[kernel.filename] = kernel.source
         self._calibrate(kernel, stream)
         return _Group(kernel, shape, wanted, arena, traced, clean, entry, len(self.entries()))
 
@@ -170,6 +203,53 @@ class LaunchRecorder:
             return False
         return True
 
+    def _watch_switch(self) -> None:
+        """Obey the file that `warplens record` makes and removes; looked for ten times a second at most."""
+        now_s = time.monotonic()
+        if not self.asked.switched or now_s < self._looked_s + 0.1:
+            return
+        self._looked_s = now_s
+        asked = os.path.exists(os.path.join(self.asked.folder, SWITCH))  # noqa: PTH110, PTH118  (at every launch)
+        if asked != self._switched_on:
+            self.on = self._switched_on = asked
+
+    def _flush_l2(self, device: int, stream: int, *, always: bool = False) -> None:
+        if not (self.request.cold_l2 or always):
+            return
+        if device not in self._flushes:
+            self._flushes[device] = driver.DeviceMemory(2 * driver.attribute(device, "L2_CACHE_SIZE"))
+        memory = self._flushes[device]
+        driver.call("cuMemsetD8Async", memory.address, 0, memory.size_bytes, stream)
+
+    def _replay(self, group: _Group, stream: int, given: Arguments) -> None:
+        """Time `rounds` launches of each build that are added, with the memory as it was before each."""
+        group.replayed = True
+        if group.clean is None:
+            return
+        device, pairs = group.kernel._device, []
+        try:
+            saved = Saved(given, device, stream)
+            for _ in range(_HEAD_START * (1 + self.request.rounds)):
+                self._flush_l2(device, stream, always=True)
+            times = {id(group.clean): 0, id(group.traced): 0}
+            for number in range(8 * self.request.rounds):
+                build = group.traced if (number + number // 2) % 2 else group.clean
+                if times[id(build)] >= self.request.rounds:
+                    continue
+                saved.restore()
+                self._flush_l2(device, stream)
+                if build is group.traced:
+                    group.arena.clear_cursors(stream)
+                pairs.append((build, _timed(build, group.shape, group.options, given)))
+                times[id(build)] += pairs[-1][1].timed
+            saved.restore()
+            driver.call("cuStreamSynchronize", stream)
+        except WarplensError as error:
+            self._leave_out(f"replays of {group.kernel.name}: {error}")
+        for build, pending in pairs:
+            group.entry["traced_ns" if build is group.traced else "clean_ns"] += _elapsed(pending)
+        group.arena.clear(stream)
+
     def _drain(self, group: _Group) -> None:
         pending, group.pending = group.pending, None
         if pending is None:
@@ -193,12 +273,12 @@ class LaunchRecorder:
             "every": group.options.every_block,
             "warp_mask": group.options.warp_mask,
             "blocks": None if group.options.blocks is None else sorted(set(group.options.blocks)),
-            "cold_l2": False,
+            "cold_l2": self.request.cold_l2,
         }
         self.keep.add(self.manifest(), launch, group.entry, drained)
 
     def finish(self) -> dict[str, Any]:
-        """Read what is outstanding; the manifest, without launches, which `keep` got."""
+        """Read what is outstanding; the manifest, without launches, which `keep` got. Its `sources`: texts by path."""
         for group in filter(None, self._groups.values()):
             try:
                 self._drain(group)
@@ -214,7 +294,7 @@ class LaunchRecorder:
                 self._calibration.append(calibrator.read(calibrator.begin(0), "after", 0))
         except DeviceError as error:
             self._leave_out(f"the calibration at the end: {error}")
-        return {**self.manifest(), "complete": True, "kernels": self.entries()}
+        return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}
 
     def _settle(self, group: _Group) -> None:
         entry = group.entry
@@ -240,8 +320,8 @@ class LaunchRecorder:
             "note": self.request.note,
             "host": self.asked.host,
             "command": self.asked.command,
-            "policy": "auto",
-            "keep": "oldest",
+            "policy": self.request.policy,
+            "keep": self.request.keep,
             "capacity_bytes": self.request.capacity_bytes,
             "device": self._facts,
             "clock_state": None,
@@ -256,7 +336,14 @@ class LaunchRecorder:
     def note(self) -> dict[str, Any]:
         """What ran, for the list that is shown where nothing was recorded."""
         kernels = [
-            {"name": name, "launches": seen, "recorded": kept, "matches": bool(self._pattern.search(name))}
+            {
+                "name": name,
+                "launches": seen,
+                "recorded": kept,
+                "matches": bool(self._pattern.search(name)),
+                "other_grid": name in self.other_grids,
+                "other_range": name in self.other_ranges,
+            }
             for name, (seen, kept) in self.ran.items()
         ]
         left_out = [f"{count:,} {why}" for why, count in self.left_out.items()]

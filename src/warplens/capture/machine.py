@@ -85,6 +85,21 @@ def device_facts(device: int) -> dict[str, Any]:
     return facts
 
 
+def gpus_in_mig() -> list[int] | None:
+    """Numbers of the GPUs that are divided (MIG); None where NVML does not tell. Opens no context."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # not installed, no library, no permission
+        return None
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        modes = [_ask(nvml.nvmlDeviceGetMigMode, handle) for handle in handles]
+    finally:
+        nvml.nvmlShutdown()
+    return [index for index, mode in enumerate(modes) if mode and mode[0]]
+
+
 def has_mps() -> bool | None:
     """Whether an MPS server runs here; None where /proc does not tell."""
     try:

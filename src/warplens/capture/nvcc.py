@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from warplens.errors import MissingDependencyError, UsageError
-from warplens.instrument.sites import LEVELS, Selection
+from warplens.instrument import Selection
 
 VARIABLE: Final = "WARPLENS_NVCC"
 _PREFIX: Final = "--warplens-"
+_LEVELS: Final = ("coarse", "waits", "all")
 _INSIDE: Final = "WARPLENS_NVCC_INSIDE"
 _TOOLS: Final = ("ptxas", "fatbinary")
 _NO_CODE: Final = ("--version", "-V", "--help", "-h", "--dryrun", "-dryrun", "-E", "--preprocess", "--list-gpu-arch")
@@ -107,8 +108,8 @@ def read_options(arguments: list[str], variable: str) -> tuple[Wish, list[str]]:
             raise UsageError(f"{option!r}: expected one of {known}, each with =VALUE")
         values[name] = value or "1"
     wish = Wish(**values)
-    if wish.level not in LEVELS:
-        raise UsageError(f"{_PREFIX}level={wish.level}: expected one of {', '.join(LEVELS)}")
+    if wish.level not in _LEVELS:
+        raise UsageError(f"{_PREFIX}level={wish.level}: expected one of {', '.join(_LEVELS)}")
     try:
         re.compile(wish.kernels)
     except re.error as error:

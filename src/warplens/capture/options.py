@@ -141,6 +141,12 @@ class RecordOptions:
         return any(step > 1 for step in steps) or self.warps is not None or self.blocks is not None
 
     @property
+    def known_step(self) -> int:
+        """`every_block` where nothing else narrows the recording, so that a build can hold it; else 1."""
+        alone = self.warps is None and self.blocks is None and self.every_iteration == 1
+        return self.every_block if alone else 1
+
+    @property
     def warp_mask(self) -> int:
         """Bit w: warp w of a block is recorded."""
         return 0xFFFFFFFF if self.warps is None else sum(1 << warp for warp in set(self.warps))

@@ -13,15 +13,20 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote_plus, urlencode
 
+from warplens.capture.options import KEEPS, POLICIES
 from warplens.errors import UsageError
+from warplens.instrument import Selection
 
 VARIABLE: Final = "WARPLENS_RECORD"
 VERSION: Final = 1
+SWITCH: Final = "on"
+"""A file in the folder of the run, which is there while a signal has recording switched on."""
 MAX_TEXT_BYTES: Final = 64 << 10
 """Linux takes 128 KiB for one variable."""
 LEAST_CAPACITY_BYTES: Final = 1 << 20
 MOST_CAPACITY_BYTES: Final = 16 << 30
 _LEAST: Final = {"launch_skip": 0, "launch_count": 1, "rounds": 0, "every_block": 1}
+_WORDS: Final = {"policy": POLICIES, "keep": KEEPS, "signal": (None, "USR1", "USR2")}
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 """Bytes that are not UTF-8, as Python has them in arguments and names: a trace holds text alone."""
 _NO_TEXT: Final = "\N{REPLACEMENT CHARACTER}"
@@ -33,18 +38,33 @@ class Request:
     """Options of `warplens record` and `warplens.record`. Words that `RecordOptions` has too mean the same there.
 
     - kernels: a POSIX extended regular expression that is searched for in a kernel's name; None is all.
+    - grids: launches with one of these grids (x, y, z) only; None is all.
+    - nvtx_include: launches within an NVTX range alone, pushed by their thread or started by any, in whose name this
+      expression is found. Of the command alone.
     - launch_skip: launches of such kernels, in each process, that are left out first.
     - launch_count: launches that are recorded then, in each process.
     - rounds: launches of each kernel and shape that run the build without marks, in turn with recorded ones, to compare
-      times; 0 times nothing.
+      times; as many recorded ones are timed. 0 times nothing.
     - capacity_bytes: memory for records, on each device. What does not fit is counted as lost.
     - every_block: record every n-th block only.
     - blocks: record these blocks only, by linear index; None is all.
     - warps: record these warps of a block only; None is all.
+    - policy: "auto", or record only with this one (see `RecordOptions`). Code that nvcc built has the one that it was
+      compiled with; where it is another, its launches are left out and counted.
+    - keep: "oldest" or "newest" records, where they do not all fit; "newest" for `warplens.Kernel` alone.
+    - cold_l2: put other data into the L2 cache before each launch that is recorded or timed.
+    - replay: take the times of clean and traced launches by making the first recorded launch of each kernel and shape
+      again, `rounds` times each, with the memory that its arguments point to saved and put back.
     - paused: record nothing until the program says so: `warplens::start_recording()` in C++, `rec.start()` in Python.
+    - signal: record nothing until the command is sent this signal, "USR1" or "USR2"; the next one ends it. Of the
+      command alone.
     - timeout_s: stop the program after so many seconds; None waits for ever. Of the command alone.
+    - source: put the texts that sites stand in into the trace, 1 MB at most.
     - note: text that is kept in the trace and shown.
     - host, command: say in the trace on which host, or with which command, it was made.
+    - auto: marks of kernels that have none in CUDA C++, which are Triton's: "off" (those of their source alone),
+      "coarse" (waits outside of loops too), "waits", "all" (arrivals, issues and fences too).
+    - sites: a regular expression that must be found in the name of such a mark's site; None is all.
     """
 
     kernels: str | None = None
@@ -55,13 +75,24 @@ class Request:
     every_block: int = 1
     blocks: tuple[int, ...] | None = None
     warps: tuple[int, ...] | None = None
+    grids: tuple[tuple[int, int, int], ...] | None = None
+    nvtx_include: str | None = None
+    policy: str = "auto"
+    keep: str = "oldest"
+    cold_l2: bool = False
+    replay: bool = False
     paused: bool = False
+    signal: str | None = None
     timeout_s: float | None = None
+    source: bool = True
     note: str | None = None
     host: bool = False
     command: bool = False
+    auto: str = "waits"
+    sites: str | None = None
 
     def __post_init__(self) -> None:
+        Selection(self.auto, self.sites)  # raises UsageError for what cannot be meant
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -70,7 +101,8 @@ class Request:
             raise UsageError(f"a capacity of {self.capacity_bytes:,} bytes: expected 1 MiB to 16 GiB")
         if self.every_block >= 1 << 32:
             raise UsageError(f"every_block is {self.every_block}: below 2^32 was expected")
-        _check_pattern(self.kernels)
+        _check_pattern("kernels", self.kernels)
+        _check_pattern("nvtx_include", self.nvtx_include)
         for name, below in (("blocks", 1 << 26), ("warps", 32)):
             numbers = getattr(self, name)
             if numbers is None:
@@ -80,8 +112,22 @@ class Request:
             object.__setattr__(self, name, tuple(numbers))
             if not all(isinstance(number, int) and 0 <= number < below for number in getattr(self, name)):
                 raise UsageError(f"{name} are numbered 0 to {below - 1}, not {numbers!r:.60}")
+        self._check_grids()
+        for name, known in _WORDS.items():
+            if getattr(self, name) not in known:
+                said = ", ".join(str(word) for word in known)
+                raise UsageError(f"{name} is {getattr(self, name)!r}: expected one of {said}")
         if self.timeout_s is not None and not 0 < self.timeout_s < 1e9:
             raise UsageError(f"timeout_s is {self.timeout_s!r}: expected a number of seconds above 0, or None")
+
+    def _check_grids(self) -> None:
+        if self.grids is None:
+            return
+        grids = tuple(tuple(grid) if isinstance(grid, Iterable) else (grid,) for grid in self.grids)
+        for grid in grids:
+            if not 1 <= len(grid) <= 3 or not all(isinstance(size, int) and 0 < size < 1 << 31 for size in grid):
+                raise UsageError(f"grids is {self.grids!r:.60}: expected one to three sizes each, such as (528, 1, 1)")
+        object.__setattr__(self, "grids", tuple((*grid, 1, 1)[:3] for grid in grids))
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Request:
@@ -98,17 +144,17 @@ class Request:
         return 0xFFFFFFFF if self.warps is None else sum(1 << warp for warp in set(self.warps))
 
 
-def _check_pattern(pattern: str | None) -> None:
+def _check_pattern(name: str, pattern: str | None) -> None:
     if pattern is None:
         return
     found = _NOT_POSIX.search(pattern)
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"kernels is {pattern!r}, which is no regular expression: {error}") from error
+        raise UsageError(f"{name} is {pattern!r}, which is no regular expression: {error}") from error
     if found:
         raise UsageError(
-            f"kernels is {pattern!r}: {found[0]!r} is not known to POSIX extended expressions, which programs in C++ "
+            f"{name} is {pattern!r}: {found[0]!r} is not known to POSIX extended expressions, which programs in C++ "
             "read too; write [0-9] for \\d and a plain group for (?:"
         )
 
@@ -116,12 +162,20 @@ def _check_pattern(pattern: str | None) -> None:
 def to_text(request: Request, folder: str, *, host: str | None = None, command: list[str] | None = None) -> str:
     """The variable's text. `folder`: where processes leave their files, absolute. UsageError when it is too long."""
     keys: dict[str, Any] = {"version": VERSION, "folder": folder, "kernels": request.kernels or ""}
+    keys["nvtx_include"] = request.nvtx_include or ""
     keys |= {name: getattr(request, name) for name in ("launch_skip", "launch_count", "rounds", "capacity_bytes")}
     keys |= {"every_block": request.every_block, "warp_mask": request.warp_mask, "paused": int(request.paused)}
+    if request.signal is not None:
+        keys["paused"] = 1
+    keys |= {"switched": int(request.signal is not None), "source": int(request.source)}
+    keys |= {"policy": request.policy, "keep": request.keep}
+    keys |= {"cold_l2": int(request.cold_l2), "replay": int(request.replay)}
+    keys["grids"] = ",".join("x".join(map(str, grid)) for grid in request.grids or ())
     keys["blocks"] = ",".join(map(str, sorted(set(request.blocks or ()))))
     for name, value in (("note", request.note), ("host", host), ("command", command)):
         if value is not None:
             keys[name] = _SURROGATES.sub(_NO_TEXT, json.dumps(value, ensure_ascii=False))
+    keys |= {"auto": request.auto, "sites": request.sites or ""}
     text = urlencode(keys, errors="surrogateescape")  # paths and names need not be UTF-8
     if len(text) > MAX_TEXT_BYTES:
         longest = max(_SHORTER, key=lambda name: len(quote_plus(str(keys.get(name, "")), errors="surrogateescape")))
@@ -136,6 +190,7 @@ _SHORTER: Final = {
     "blocks": "name fewer, or record every n-th",
     "note": "shorten it",
     "kernels": "shorten the expression",
+    "nvtx_include": "shorten the expression",
     "command": "do not ask for it, or shorten the program's arguments",
     "folder": "choose a place with a shorter path",
 }
@@ -150,6 +205,8 @@ class Asked:
     folder: str
     host: str | None = None
     command: list[str] | None = None
+    switched: bool = False
+    """Whether the file SWITCH in `folder` says from when to when is recorded."""
 
 
 def from_text(text: str) -> Asked | None:
@@ -160,6 +217,8 @@ def from_text(text: str) -> Asked | None:
             return None
         mask = int(keys["warp_mask"])
         request = Request(
+            auto=keys["auto"],
+            sites=keys["sites"] or None,
             kernels=keys["kernels"] or None,
             launch_skip=int(keys["launch_skip"]),
             launch_count=int(keys["launch_count"]),
@@ -168,13 +227,26 @@ def from_text(text: str) -> Asked | None:
             every_block=int(keys["every_block"]),
             blocks=tuple(map(int, keys["blocks"].split(","))) if keys["blocks"] else None,
             warps=None if mask == 0xFFFFFFFF else tuple(warp for warp in range(32) if mask >> warp & 1),
+            grids=_grids(keys["grids"]),
+            nvtx_include=keys["nvtx_include"] or None,
+            policy=keys["policy"],
+            keep=keys["keep"],
+            cold_l2=bool(int(keys["cold_l2"])),
+            replay=bool(int(keys["replay"])),
             paused=bool(int(keys["paused"])),
+            source=bool(int(keys["source"])),
             note=json.loads(keys["note"]) if "note" in keys else None,
         )
+        switched = bool(int(keys["switched"]))
         host, command = (json.loads(keys[name]) if name in keys else None for name in ("host", "command"))
     except (KeyError, ValueError, TypeError, UsageError):
         return None
-    return Asked(request, keys["folder"], host, command)
+    return Asked(request, keys["folder"], host, command, switched)
+
+
+def _grids(text: str) -> tuple[tuple[int, int, int], ...] | None:
+    grids = [tuple(map(int, grid.split("x"))) for grid in text.split(",") if grid]
+    return tuple((x, y, z) for x, y, z in grids) or None
 
 
 def rank_of(environment: dict[str, str]) -> int | None:

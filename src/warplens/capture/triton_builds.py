@@ -1,32 +1,33 @@
-"""What becomes of one compilation of a Triton kernel: which marks it gets is chosen by what they would cost it.
+"""What becomes of the machine code of a Triton kernel: which marks it gets is chosen by what they would cost it.
 
-In: Triton's stages. Out: stages whose PTX has marks, and whose machine code neither spills nor, where that can be had,
-leaves fewer blocks on an SM. Never lets a compilation fail that would have gone well without marks.
+In: a compiled kernel, as Triton is about to load it. Out: machine code with marks that neither spills nor, where that
+can be had, leaves fewer blocks on an SM. Whoever compiled the kernel (the process, a worker, an earlier run) and
+whatever cache it came from, this is the one door; nothing of it reaches a cache.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import importlib
 import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from warplens.capture import triton_inductor
 from warplens.capture.modules import registers_and_frame
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
 from warplens.instrument import Instrumented, Selection, instrument
 
-_FEWER: Final = (Selection("coarse"), Selection("coarse", kinds=()))
-"""What is tried where the marks that are wanted spill: those outside of loops, then the kernel's begin and end."""
 _CLEAN: Final = "// warplens: registers and local bytes of the clean build:"
 
 
 @dataclass
 class Choice:
-    """What a capture wants: kernels whose name holds `kernels`, these marks, caches apart by `key`.
+    """What a capture wants: kernels whose name holds `kernels`, these marks, compiled apart by `key`.
 
     `tell` says one line to the user, `notes` hold what is not marked.
     """
@@ -37,67 +38,83 @@ class Choice:
     tell: Callable[[str], None]
     notes: list[str]
 
-
-class StagesHook:
-    """What Triton calls: with no arguments for a key of its caches, with five when it is about to compile."""
-
-    def __init__(self, choice: Choice, previous: Any) -> None:
-        self._choice, self._previous = choice, previous
-
-    def __call__(self, *arguments: Any) -> Any:
-        """A key and its hash, or the stages changed in place; whoever was hooked before is called first."""
-        if not arguments:
-            before = self._previous() if self._previous is not None else ("", "")
-            key = f"{before[0]}{self._choice.key}"
-            return key, hashlib.sha256(key.encode()).hexdigest()
-        out = self._previous(*arguments) if self._previous is not None else None
-        stages = arguments[1]
-        if "ptx" in stages and "cubin" in stages:
-            built = _Built(self._choice, stages["ptx"], stages["cubin"])
-            stages["ptx"], stages["cubin"] = built.ptx, built.cubin
-        return out
+    def takes(self, name: str) -> bool:
+        """Whether a kernel of this name is wanted."""
+        return re.search(self.kernels or "", name) is not None
 
 
-class _Built:
-    """The last two stages of one compilation: which marks the kernel gets is chosen by what they would cost it."""
+@dataclass
+class Marked:
+    """PTX with marks, and its machine code."""
 
-    def __init__(self, choice: Choice, ptx: Any, cubin: Any) -> None:
-        self._choice, self._ptx, self._cubin = choice, ptx, cubin
-        self._assembled: dict[str, Any] = {}
+    ptx: str
+    cubin: bytes
 
-    def ptx(self, source: Any, metadata: Any) -> Any:
-        """Triton's PTX with marks, or as it is where it cannot have any."""
-        text = self._ptx(source, metadata)
-        name = str(metadata.get("name", ""))
-        if not isinstance(text, str) or not re.search(self._choice.kernels or "", name):
-            return text
-        try:
-            return self._marked(text, name, metadata)
-        except Exception as error:  # recording must not harm the program
-            self._choice.tell(f"{name} is not marked: {str(error).strip() or type(error).__name__}")
-            return text
 
-    def cubin(self, source: Any, metadata: Any) -> Any:
-        """The machine code of what `ptx` gave."""
-        found = self._assembled.get(source) if isinstance(source, str) else None
-        return self._cubin(source, metadata) if found is None else found
+def mark(kernel: Any, choice: Choice, assemble: Callable[[str], bytes]) -> Marked | None:
+    """The kernel with marks; None where it is not wanted or cannot have any, which is told.
 
-    def _marked(self, text: str, name: str, metadata: Any) -> str:
+    `kernel`: Triton's, not loaded yet. `assemble`: PTX in, machine code out. Raises nothing: recording must not harm
+    the program.
+    """
+    name = str(getattr(kernel, "name", "a kernel"))
+    if not choice.takes(name):
+        return None
+    facts = kernel.metadata
+    backend = getattr(getattr(facts, "target", None), "backend", "cuda")
+    if backend != "cuda":
+        choice.tell(f"Triton compiles for {backend}: only kernels of NVIDIA GPUs are recorded")
+        return None
+    if int(getattr(facts, "profile_scratch_size", 0) or 0) > 0:
+        choice.tell(f"{name} is instrumented by Proton already: it is not marked")
+        return None
+    try:
+        text = _ptx_of(kernel)
+        return _Builds(choice, assemble).marked(text, name, facts, kernel.asm["cubin"])
+    except Exception as error:
+        choice.tell(f"{name} is not marked: {_first_line(error)}")
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def _ptx_of(kernel: Any) -> str:
+    """What Triton keeps of its PTX, or the file of it in Triton's cache."""
+    text = kernel.asm.get("ptx")
+    if text is None:
+        files = [path for name, path in (kernel.metadata_group or {}).items() if str(name).endswith(".ptx")]
+        if not files:
+            raise PtxError("Triton kept no PTX of it (TRITON_STORE_BINARY_ONLY?)")
+        text = Path(files[0]).read_text(encoding="utf-8")
+    return str(text)
+
+
+class _Builds:
+    """The builds of one kernel, from the most marks to the fewest."""
+
+    def __init__(self, choice: Choice, assemble: Callable[[str], bytes]) -> None:
+        self._choice, self._assemble = choice, assemble
+
+    def marked(self, text: str, name: str, facts: Any, clean_cubin: bytes) -> Marked:
         """The marks that are wanted, or fewer, so that nothing spills and as many blocks fit on an SM as before."""
         wanted = self._choice.selection
-        launch = launch_of(text, metadata)
-        clean = self._assemble(text, metadata)
+        launch = launch_of(text, facts)
+        clean = registers_and_frame(clean_cubin)
         blocks = launch.blocks(clean[0])
-        tried = []
-        for selection in (wanted, *_FEWER):
+        tried: list[tuple[int, Marked, Instrumented, bool]] = []
+        for selection in (wanted, *_fewer(wanted)):
             for most in (None, launch.most_registers(blocks)):
                 found = instrument(text, selection, most_registers=most)
-                marked = f"{found.text}\n{_CLEAN} {clean[0]} {clean[1]}\n"
-                registers, frame = self._assemble(marked, metadata)
+                ptx = f"{found.text}\n{_CLEAN} {clean[0]} {clean[1]}\n"
+                with contextlib.redirect_stdout(io.StringIO()):  # what Triton prints of a failure
+                    cubin = self._assemble(ptx)
+                registers, frame = registers_and_frame(cubin)
                 if frame > clean[1]:  # it spills; ptxas may do so by its own choice, and not with a limit
                     continue
                 fits = launch.blocks(registers)
-                tried.append((fits, marked, found, selection is wanted))
+                tried.append((fits, Marked(ptx, cubin), found, selection is wanted))
                 if fits >= blocks:
                     break
             if tried and tried[-1][0] >= blocks:
@@ -117,23 +134,49 @@ class _Built:
         for kernel in found.kernels:
             self._choice.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
 
-    def _assemble(self, text: str, metadata: Any) -> tuple[int, int]:
-        """Registers and bytes of local memory; keeps the machine code. What Triton prints of a failure is dropped."""
-        with contextlib.redirect_stdout(io.StringIO()):
-            self._assembled[text] = self._cubin(text, metadata)
-        return registers_and_frame(self._assembled[text])
+
+def _fewer(wanted: Selection) -> tuple[Selection, ...]:
+    """What is tried where the marks that are wanted spill: those outside of loops, then the kernel's begin and end."""
+    none = Selection("off", kinds=())
+    return (none,) if wanted.level in ("off", "coarse") else (Selection("coarse", wanted.sites, wanted.kinds), none)
 
 
-def launch_of(text: str, metadata: Any) -> Launch:
-    """What a launch of this PTX asks of an SM beside registers."""
+def assembler(kernel: Any) -> Callable[[str], bytes]:
+    """Triton's own way from PTX to machine code for this kernel, with the options that it was compiled with."""
+    facts = kernel.metadata._asdict()
+    backend = importlib.import_module("triton.compiler.compiler").make_backend(kernel.metadata.target)
+    options = backend.parse_options({**facts, "num_warps": 4})  # of one that is warp-specialised it may be any number
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, getattr(kernel.src, "language", None) or _language())
+
+    def assemble(text: str) -> bytes:
+        try:
+            cubin: bytes = stages["cubin"](text, dict(facts))
+        except Exception as error:
+            if "Unsupported .version" not in str(error):
+                raise
+            with triton_inductor.ptxas_of_workers():
+                cubin = stages["cubin"](text, dict(facts))
+        return cubin
+
+    return assemble
+
+
+def _language() -> Any:
+    """Of a kernel that came out of torch.compile's caches: it has lost its source, and its PTX needs none."""
+    return importlib.import_module("triton.backends.compiler").Language.TRITON
+
+
+def launch_of(text: str, facts: Any) -> Launch:
+    """What a launch of this PTX asks of an SM beside registers. `facts`: Triton's metadata of the kernel."""
     arch = re.search(r"\.target\s+sm_(\d+)", text)
     threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", text)
     shared = sum(int(size) for size in re.findall(r"\.shared\b[^;]*?\.b8\s+[\w$]+\[(\d+)\]", text))
-    warps = int(metadata.get("num_warps", 4))
+    warps = int(getattr(facts, "num_warps", 4))
     return Launch(
         int(arch[1]) if arch else 0,
         int(threads[1]) if threads else 32 * warps,
-        int(metadata.get("shared", 0) or 0) + shared,
+        int(getattr(facts, "shared", 0) or 0) + shared,
     )
 
 

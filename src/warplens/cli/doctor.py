@@ -21,8 +21,8 @@ from typing import Final, Literal
 
 import click
 
-from warplens.capture.audited import find_nvdisasm
-from warplens.capture.machine import has_mps
+from warplens.capture.audited import find_nvdisasm, find_tool
+from warplens.capture.machine import gpus_in_mig, has_mps
 from warplens.cli.exits import FINE, MISSING
 from warplens.cli.output import console, finish, json_option, print_json
 from warplens.errors import FileError, SitesError
@@ -72,7 +72,8 @@ def examine() -> list[Check]:
     install = f"pip install '.[{extra}]' in the checkout"
     checks = [_python(), Check("platform", "ok", f"{platform.system()} {platform.release()} {platform.machine()}")]
     checks += [_package(name, "") for name in ("numpy", "polars", "matplotlib")]
-    checks += [*_driver(install), _nvrtc(install), _nvdisasm(install), _nvcc(), _permissions(), *_surroundings()]
+    checks += [*_driver(install), _nvrtc(install), _nvdisasm(install), _ptxas(), _nvcc(), _permissions()]
+    checks += _surroundings()
     return checks
 
 
@@ -167,12 +168,24 @@ def _nvdisasm(install: str) -> Check:
     path = find_nvdisasm()
     if path is None:
         return Check("nvdisasm", "note", "not found: recordings come without the audit of their marks", install)
+    return _release("nvdisasm", path, install)
+
+
+def _ptxas() -> Check:
+    """For what `warplens instrument` writes; Triton brings its own."""
+    path = find_tool("ptxas")
+    if path is None:
+        return Check("ptxas", "note", "not found: only needed to assemble what `warplens instrument` writes")
+    return _release("ptxas", path, "")
+
+
+def _release(name: str, path: str, install: str) -> Check:
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return Check("nvdisasm", "note", f"{path} does not run: {error}", install)
+        return Check(name, "note", f"{path} does not run: {error}", install)
     release = re.search(r"release ([\d.]+)", done.stdout)
-    return Check("nvdisasm", "ok", f"{release[1] if release else 'version not known'} at {path}")
+    return Check(name, "ok", f"{release[1] if release else 'version not known'} at {path}")
 
 
 def _nvcc() -> Check:
@@ -184,17 +197,23 @@ def _nvcc() -> Check:
 
 
 _INJECTED: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUPTI_INJECTION_PATH")
+_PRELOADED: Final = re.compile(r"nsys|nsight|cupti|nvbit|sanitizer|memray|vtune", re.IGNORECASE)
 
 
 def _surroundings() -> list[Check]:
-    """What changes how a recording is to be read: other profilers, MPS, WSL. Absent where there is nothing to say."""
+    """What changes how a recording is to be read: other profilers, MIG, MPS, WSL. Empty where there is none."""
     found = []
     injected = [name for name in _INJECTED if os.environ.get(name)]
+    injected += ["LD_PRELOAD"] if _PRELOADED.search(os.environ.get("LD_PRELOAD", "")) else []
     if injected or any(name.startswith("NSYS_") for name in os.environ):
         names = ", ".join(injected) or "NSYS_* is set"
         found.append(
             Check("profilers", "note", f"another one is active in this environment ({names}): times include it")
         )
+    divided = gpus_in_mig()
+    if divided:
+        numbers = ", ".join(f"GPU {index}" for index in divided)
+        found.append(Check("mig", "note", f"MIG is on ({numbers}): warplens was not tried on a slice of a GPU"))
     if has_mps():
         found.append(Check("mps", "note", "an MPS server runs here: other processes may run kernels beside yours"))
     if "microsoft" in platform.release().lower():

@@ -22,8 +22,8 @@ _ENDINGS: Final = {"perfetto": ".pftrace.gz", "parquet": "-parquet", "csv": "-sp
 @click.option("-t", "--format", "form", type=click.Choice(_FORMATS), required=True, help="What to write.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help="Where; a folder for parquet.")
 @launch_option
-@click.option("--sm", "sms", callback=number_list, metavar="N,N-M", help="Only blocks on these SMs.")
-@click.option("--block", "blocks", callback=number_list, metavar="N,N-M", help="Only these blocks.")
+@click.option("--sms", callback=number_list, metavar="N,N-M", help="Only blocks on these SMs.")
+@click.option("--blocks", callback=number_list, metavar="N,N-M", help="Only these blocks.")
 @click.option("--from", "from_ns", type=int, metavar="NS", help="Only what ends after NS since the trace's origin.")
 @click.option("--to", "to_ns", type=int, metavar="NS", help="Only what begins before NS since the trace's origin.")
 @click.option(

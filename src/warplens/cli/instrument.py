@@ -33,7 +33,7 @@ _ALSO: Final = ("loads", "stores", "atomics", "loops", "lines")
     default="waits",
     help="coarse: waits outside of loops; waits: all of them; all: arrivals, issues and fences too.",
 )
-@click.option("-k", "--kernel", metavar="REGEX", help="Only kernels whose name holds it.")
+@click.option("-k", "--kernels", "kernel", metavar="REGEX", help="Only kernels whose name holds it.")
 @click.option("--sites", metavar="REGEX", help="Only sites whose name holds it.")
 @click.option("--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Only sites of this kind; repeatable.")
 @click.option("--also", type=click.Choice(_ALSO), multiple=True, help="Mark these too; repeatable.")
@@ -63,7 +63,7 @@ def instrument(
     try:
         re.compile(kernel or "")
     except re.error as error:
-        raise UsageError(f"--kernel: {kernel!r} is no regular expression: {error}") from error
+        raise UsageError(f"--kernels: {kernel!r} is no regular expression: {error}") from error
     if output.exists() and file.exists() and output.samefile(file):
         raise UsageError(f"{output} is what is read: name another file with -o")
     if output.exists() and not force:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from warplens.capture.options import KEEPS, POLICIES
 from warplens.cli.exits import LOSSES, MISSING
 from warplens.cli.output import finish, number_list, quoted
 from warplens.errors import FileError, UsageError
+from warplens.instrument.sites import LEVELS
 from warplens.render.escape import visible
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -35,22 +38,46 @@ def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     return int(digits) * _UNITS[unit]
 
 
+def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[tuple[int, ...], ...] | None:
+    """Sizes of `528,64x8`, as the callback of an option."""
+    if value is None:
+        return None
+    grids = [part.strip().split("x") for part in value.split(",")]
+    if not all(len(sizes) <= 3 and all(size.isdecimal() for size in sizes) for sizes in grids):
+        raise click.BadParameter(f"expected grids such as 528,64x8, found {visible(value)!r}", ctx, param)
+    return tuple(tuple(map(int, sizes)) for sizes in grids)
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-o", "--output", metavar="F", help="Name of the file; %p process, %h host, %r rank, %n program.")
 @click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
 @click.option("-k", "--kernels", metavar="REGEX", help="Only kernels in whose name this is found.")
-@click.option("--launch-skip", type=int, default=0, metavar="N", help="Leave out the first N launches of those.")
-@click.option("--launch-count", type=int, default=100, show_default=True, metavar="N", help="Record N launches then.")
+@click.option("-s", "--launch-skip", type=int, default=0, metavar="N", help="Leave out the first N launches of those.")
+@click.option(
+    "-c", "--launch-count", type=int, default=100, show_default=True, metavar="N", help="Record N launches then."
+)
 @click.option("--rounds", type=int, default=10, show_default=True, metavar="N", help="Launches timed without marks.")
 @click.option("--capacity", "capacity_bytes", callback=size, default="256MiB", show_default=True, help="For records.")
 @click.option("--every-block", type=int, default=1, metavar="N", help="Record every N-th block only.")
 @click.option("--blocks", callback=number_list, metavar="N,N-M", help="Record these blocks only.")
 @click.option("--warps", callback=number_list, metavar="N,N-M", help="Record these warps of a block only.")
+@click.option("--grids", callback=grid_list, metavar="X[xY[xZ]],...", help="Only launches with one of these grids.")
+@click.option("--nvtx-include", metavar="REGEX", help="Only launches within an NVTX range in whose name this is found.")
+@click.option("--policy", type=click.Choice(POLICIES), default="auto", help="Record only with this storage policy.")
+@click.option("--keep", type=click.Choice(KEEPS), default="oldest", help="Records that stay where not all fit.")
+@click.option("--cold-l2", is_flag=True, help="Empty the L2 cache before each launch that is recorded or timed.")
+@click.option("--replay", is_flag=True, help="Time clean and traced by launches that are added, on saved memory.")
 @click.option("--paused", is_flag=True, help="Begin when the program calls warplens::start_recording().")
+@click.option(
+    "--signal", type=click.Choice(("USR1", "USR2")), help="Begin when `record` gets this signal; end at the next."
+)
 @click.option("--timeout", "timeout_s", type=float, metavar="S", help="Stop the program after S seconds.")
+@click.option("--source/--no-source", default=True, help="Put the source of marked kernels into the trace.")
 @click.option("--note", metavar="TEXT", help="Text that the trace keeps and shows.")
 @click.option("--host", is_flag=True, help="Say in the trace on which host it was made.")
 @click.option("--command", is_flag=True, help="Say in the trace with which command it was made.")
+@click.option("--auto", type=click.Choice(LEVELS), default="waits", help="Marks of Triton's kernels.")
+@click.option("--sites", metavar="REGEX", help="Only marks of Triton's kernels in whose name this is found.")
 @click.option("-m", "--module", is_flag=True, help="CMD is a Python module.")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED)
 def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], **options: Any) -> int:
@@ -60,7 +87,9 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     """
     from warplens.capture.child import command_line, run
     from warplens.capture.notes import read_notes, recorded_files
+    from warplens.capture.nvtx import build
     from warplens.capture.request import Request, rank_of, to_text
+    from warplens.cli.watching import watch
 
     request = Request.of(options)
     command = command_line(list(cmd[1:] if cmd[:1] == ("--",) else cmd), module=module)
@@ -74,7 +103,9 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     try:
         host = platform.node() if request.host else None
         text = to_text(request, str(folder), host=host, command=command if request.command else None)
-        ending = run(command, text, request.timeout_s)
+        watched = watch(folder, request.signal, on_terminal=sys.stderr.isatty())
+        more = build(folder) if request.nvtx_include else {}
+        ending = run(command, text, request.timeout_s, watched, more)
         if ending.why:
             click.echo(f"{visible(command[0])}: {ending.why}", err=True)
         notes, files = read_notes(folder), recorded_files(folder)
@@ -142,6 +173,11 @@ def _tell_left_out(notes: list[dict[str, Any]]) -> None:
     for note in notes:
         for text in note.get("left_out") or []:
             click.echo(f"not recorded: {visible(text, limit=200)}", err=True)
+    remarks = [text for note in notes for text in note.get("remarks") or []]
+    for text in remarks[:_LISTED]:
+        click.echo(f"not marked: {visible(text, limit=300)}", err=True)
+    if len(remarks) > _LISTED:
+        click.echo(f"not marked: {len(remarks) - _LISTED:,} more, in the traces' manifests", err=True)
 
 
 def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
@@ -151,19 +187,22 @@ def _tell_what_ran(notes: list[dict[str, Any]]) -> None:
     seen = [kernel for note in notes for kernel in note.get("kernels") or [] if isinstance(kernel, dict)]
     counts: dict[tuple[str, str], int] = {}
     for kernel in seen:
-        why = "" if kernel.get("matches") else "does not match -k"
+        why = "other grids than --grids" if kernel.get("other_grid") else ""
+        why = "outside of the ranges of --nvtx-include" if kernel.get("other_range") else why
+        why = why if kernel.get("matches") else "does not match -k"
         why = "has no marks that ran" if kernel.get("without_marks") else why
         key = str(kernel.get("name")), why
         counts[key] = counts.get(key, 0) + int(kernel.get("launches") or 0)
     if counts:
-        click.echo("kernels that ran in files with warplens/host.hpp, and of warplens.Kernel:", err=True)
+        click.echo("kernels that ran in files with warplens/host.hpp, of Triton, and of warplens.Kernel:", err=True)
     for (name, why), launches in sorted(counts.items(), key=lambda item: -item[1])[:_LISTED]:
         click.echo(f"  {launches:>9,}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
     loaded = sorted({str(name) for note in notes for name in note.get("python") or []})
     if loaded:
         click.echo(
-            f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels are not seen.", err=True
+            f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels, but Triton's, are not seen.",
+            err=True,
         )
     if not counts:
-        text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, and those of"
-        click.echo(f"{text} warplens.Kernel", err=True)
+        text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, of Triton's"
+        click.echo(f"{text} kernels, and those of warplens.Kernel", err=True)

@@ -16,8 +16,8 @@ from warplens.cli.output import file_argument, finish, launch_option, number_lis
 @file_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help="The page (.html).")
 @launch_option
-@click.option("--sm", "sms", callback=number_list, metavar="N,N-M", help="Only blocks on these SMs.")
-@click.option("--block", "blocks", callback=number_list, metavar="N,N-M", help="Only these blocks.")
+@click.option("--sms", callback=number_list, metavar="N,N-M", help="Only blocks on these SMs.")
+@click.option("--blocks", callback=number_list, metavar="N,N-M", help="Only these blocks.")
 @click.option("--from", "from_ns", type=int, metavar="NS", help="Only what ends after NS since the trace's origin.")
 @click.option("--to", "to_ns", type=int, metavar="NS", help="Only what begins before NS since the trace's origin.")
 @click.option(

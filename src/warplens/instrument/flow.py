@@ -132,7 +132,7 @@ class Flow:
                     self.code.append(own)
                     self._scopes.append(tuple(scope))
             elif kind == LINE:
-                place = self._place(index, place)
+                place = self.place(index, place)
             elif kind == LABEL:
                 name = module.bare(index).rstrip(": \t\r\n")
                 self._labels.append((len(self.code), name, index, tuple(scope)))
@@ -141,7 +141,7 @@ class Flow:
             elif kind == CLOSE and scope:
                 scope.pop()
 
-    def _place(self, index: int, before: Place) -> Place:
+    def place(self, index: int, before: Place) -> Place:
         """Where a `.loc` stands in the kernel's own source: out of what was inlined, as far as the PTX tells."""
         text = self.module.text
         _, start, end = self.module.statements[index]

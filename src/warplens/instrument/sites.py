@@ -18,19 +18,22 @@ from warplens.instrument.asked import ALSO, Landing, instants, landings, lines
 from warplens.instrument.flow import Flow
 from warplens.instrument.read import file_name
 from warplens.instrument.scopes import Scopes
+from warplens.instrument.source import SourceMark, moved, source_marks
 from warplens.instrument.waits import Waits, is_idle, notable
-from warplens.layout import Verb
+from warplens.layout import Control, Verb
 
-LEVELS: Final = ("coarse", "waits", "all")
+LEVELS: Final = ("off", "coarse", "waits", "all")
+"""With "off" there are the marks that stand in the source alone, which all levels have."""
 KINDS: Final = ("phase", "wait", "arrive", "mark")
 MOST_IDLE: Final = 8
 """Instructions of a phase between two waits that is not told apart: the first wait is shown longer by them."""
 _VERBS: Final = {"phase": Verb.PHASE, "wait": Verb.WAIT, "arrive": Verb.ARRIVE, "mark": Verb.MARK}
+_SOURCE_VERBS: Final = {"phase": Verb.PHASE, "mark": Verb.MARK, "range_push": Verb.RANGE_PUSH}
 
 
 @dataclass
 class Mark:
-    """A mark in front of instruction `index`, or behind it. `site`: its id, from 1.
+    """A mark in front of instruction `index`, or behind it. `site`: its id, from 1; 0 with a verb of `Control`.
 
     `settles`: it ends a wait behind which a clock can be read too early. `guard`: the predicate of the instruction that
     it tells of, "" for none. `pins`: loaded values that it waits for, each a register and its bits.
@@ -39,7 +42,7 @@ class Mark:
     index: int
     behind: bool
     site: int
-    verb: Verb
+    verb: Verb | Control
     settles: bool = False
     guard: str = ""
     negated: bool = False
@@ -105,6 +108,7 @@ class Planner:
         self._sites: list[dict[str, Any]] = []
         self._marks: list[Mark] = []
         self._left_out: dict[str, int] = {}
+        self._named_sites: dict[tuple[str, str], int] = {}
 
     def plan(self) -> Plan:
         """Raises PtxError for a kernel without instructions or with more than 1023 sites."""
@@ -112,8 +116,12 @@ class Planner:
             raise PtxError(f"{self._flow.function.name} has no instructions")
         waits = Waits(self._flow)
         self._site(0, "phase", "", "")  # the kernel's begin; it is named with the phases below
-        for wait in waits.waits:
-            self._wait(wait)
+        of_source = source_marks(self._flow)
+        for own in of_source:
+            self._of_source(own)
+        if self._selection.level != "off":
+            for wait in waits.waits:
+                self._wait(wait)
         if self._selection.level == "all":
             for instant in waits.instants:
                 self._instant(instant)
@@ -125,7 +133,8 @@ class Planner:
         if len(self._sites) > layout.MAX_SITES:
             most = f"at most {layout.MAX_SITES} can be told apart: choose fewer by level, kind or name"
             raise PtxError(f"{self._flow.function.name} has {len(self._sites):,} sites to mark: {most}")
-        return Plan(self._sites, self._marks, [f"{count} {why}" for why, count in self._left_out.items()])
+        left_out = [f"{count} {why}" for why, count in self._left_out.items()]
+        return Plan(self._sites, self._marks, [*left_out, *moved(self._flow, of_source)])
 
     def _wait(self, wait: Any) -> None:
         flow = self._flow
@@ -216,6 +225,27 @@ class Planner:
             return False
         return True
 
+    def _of_source(self, own: SourceMark) -> None:
+        """A mark of the user's: its name is the site's, however often the compiler has copied it."""
+        kind = "range" if own.verb.startswith("range") else own.verb
+        if not self._selection.takes(own.name, kind) or self._flow.block_of[own.index] not in self._flow.reached:
+            return
+        if not self._is_outside(own.index, own.behind):
+            self._leave_out(f"marks {own.name!r} not marked: they stand within braces")
+            return
+        if self._flow.is_apart(own.index, own.behind):
+            self._leave_out(f"marks {own.name!r} not marked: only some lanes of a warp come there")
+            return
+        if own.verb == "range_pop":
+            self._marks.append(Mark(own.index, own.behind, 0, Control.RANGE_POP))
+            return
+        site = self._named_sites.get((kind, own.name))
+        if site is None:
+            site = self._named_sites[kind, own.name] = self._site(own.index, kind, own.name, "")
+            file = self._files.get(own.line[0], "") if own.line[1] else ""
+            self._sites[-1] |= {"file": file, "line": own.line[1]} if file else {}
+        self._marks.append(Mark(own.index, own.behind, site, _SOURCE_VERBS[own.verb]))
+
     def _leave_out(self, why: str) -> None:
         self._left_out[why] = self._left_out.get(why, 0) + 1
 
@@ -242,7 +272,8 @@ class Planner:
         kept: list[Mark] = []
         for mark in self._marks:
             before = kept[-1] if kept else None
-            if before is not None and before.verb == Verb.PHASE and self._follows(before, mark):
+            own = before is not None and before.site in self._named_sites.values()
+            if before is not None and before.verb == Verb.PHASE and not own and self._follows(before, mark):
                 kept.pop()
                 mark.settles |= before.settles
                 mark.pins += before.pins
@@ -265,7 +296,9 @@ class Planner:
         begins = [0, *(mark.index + mark.behind for mark in self._marks)]
         for number, start in enumerate(begins):
             site = self._sites[0] if number == 0 else self._sites[self._marks[number - 1].site - 1]
-            if site["kind"] != "phase":
+            if number and self._marks[number - 1].site == 0:
+                continue
+            if site["kind"] != "phase" or site["id"] in self._named_sites.values():
                 continue
             following = (m for m in self._marks[number:] if m.verb in (Verb.PHASE, Verb.WAIT))
             end = next((mark.index + mark.behind for mark in following), len(code))
@@ -280,9 +313,10 @@ class Planner:
 
     def _renumber(self) -> None:
         """Leaves out sites without a mark; names are told apart."""
-        used = [1, *dict.fromkeys(mark.site for mark in self._marks)]
+        used = dict.fromkeys([1, *(mark.site for mark in self._marks if mark.site)])
         number = {old: new for new, old in enumerate(used, 1)}
         self._sites = [self._sites[old - 1] | {"id": new} for old, new in number.items()]
+        number[0] = 0
         for mark in self._marks:
             mark.site = number[mark.site]
         _tell_apart(self._sites)

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from warplens.capture.arena import Drained
+from warplens.capture.imports import when_imported
 from warplens.capture.launches import LaunchRecorder, asked_in_process
 from warplens.capture.request import VARIABLE, Asked, Request, from_text
+from warplens.capture.triton import TritonCapture, TritonOptions
 from warplens.errors import FileError, RecordingError, UsageError
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
+from warplens.trace.file import write_file
 from warplens.trace.part import PartWriter
 
 
@@ -85,7 +88,8 @@ _NOTE_NUMBER = 9999
 
 
 class record:  # noqa: N801  (used as a function is)
-    """Records launches of `warplens.Kernel` that the program makes in a `with` block, into the file `path`.
+    """Records launches of `warplens.Kernel`, and of Triton's kernels, that the program makes in a `with` block, into
+    the file `path`.
 
     >>> with warplens.record("run.wlens", kernels="rmsnorm", launch_count=3) as rec:       # doctest: +SKIP
     ...     for _ in range(100):
@@ -94,9 +98,13 @@ class record:  # noqa: N801  (used as a function is)
     3
 
     Options are those of `warplens record`, with the same words and meaning: `kernels`, `launch_skip`, `launch_count`,
-    `rounds`, `capacity_bytes`, `every_block`, `blocks`, `warps`, `paused`, `note`. No launch is added: clean and traced
+    `rounds`, `grids`, `policy`, `keep`, `cold_l2`, `replay`, `capacity_bytes`, `every_block`, `blocks`, `warps`,
+    `paused`, `source`, `note`. No launch is added: clean and traced
     ones alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
     launches and recorded ones by name. Launches of code that nvcc built are recorded by `warplens record` alone.
+
+    Triton's kernels get marks at their waits, and are recorded into a file beside `path` (`run-triton.wlens`) where
+    there are launches of both; `files` names what was written, and `notes` what is not recorded of them.
 
     Raises UsageError (options, or a recording within a recording) and FileError (the place cannot be written).
     """
@@ -104,11 +112,21 @@ class record:  # noqa: N801  (used as a function is)
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.path = Path(path)
         self.request = Request.of(options)
-        if self.request.timeout_s is not None or self.request.host or self.request.command:
-            raise UsageError("timeout_s, host and command are options of the command `warplens record` alone")
+        request = self.request
+        if any((request.timeout_s, request.signal, request.nvtx_include, request.host, request.command)):
+            raise UsageError(
+                "timeout_s, signal, nvtx_include, host and command are options of the command `warplens record` alone"
+            )
         self.trace: Trace | None = None
         self.ran: dict[str, tuple[int, int]] = {}
+        self.files: list[Path] = []
         self._recorder: LaunchRecorder | None = None
+        self._triton = TritonCapture(TritonOptions.of(asked_in_process(self.request)))
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not recorded or not marked of Triton's kernels, a line each."""
+        return list(self._triton.notes)
 
     def __enter__(self) -> Self:
         global _active
@@ -120,29 +138,38 @@ class record:  # noqa: N801  (used as a function is)
             raise FileError(f"cannot write to {self.path.parent}: {error.strerror or error}") from error
         self._keep = _Parts(PartWriter(Path(self._folder.name), str(os.getpid())))
         self._recorder = _active = LaunchRecorder(asked_in_process(self.request), self._keep)
+        self._forget = when_imported("triton", self._triton.start)
         return self
 
     def start(self) -> None:
         """Record from here on, where it was paused."""
         if self._recorder is not None:
-            self._recorder.on = True
+            self._recorder.on = self._triton.on = True
 
     def stop(self) -> None:
         """Record nothing from here on, until `start`."""
         if self._recorder is not None:
-            self._recorder.on = False
+            self._recorder.on = self._triton.on = False
 
     def __exit__(self, *_: object) -> None:
         global _active
         recorder, _active = self._recorder, None
         assert recorder is not None
+        self._forget()
+        self._triton.stop()
         with self._folder:
             whole = self._keep.part.finish(recorder.finish())
-            self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()}
-            if whole is None:
-                return
-            try:
-                whole.replace(self.path)
-            except OSError as error:
-                raise FileError(f"cannot write {self.path}: {error.strerror or error}") from error
-        self.trace = open_trace(self.path)
+            self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()} | self._triton.ran
+            if whole is not None:
+                try:
+                    whole.replace(self.path)
+                except OSError as error:
+                    raise FileError(f"cannot write {self.path}: {error.strerror or error}") from error
+                self.files.append(self.path)
+        others = self._triton.recording()
+        if others is not None:
+            path = self.path.with_name(f"{self.path.stem}-triton{self.path.suffix}") if whole else self.path
+            write_file(path, others.manifest, records=others.records, sources=others.sources)
+            self.files.append(path)
+        if self.files:
+            self.trace = open_trace(self.path)

@@ -56,12 +56,12 @@ def page_data(trace: Trace, *, selection: Selection | None = None, max_spans: in
     selection = selection or Selection()
     part = part_of(trace, selection, max_spans)
     spans, blocks = part.spans, part.blocks
-    packer = Packer()
+    packer = Packer(len(spans))
     origin_ns, extent_ns = _extent(spans, blocks)
     kinds = trace.sites["kind"].to_list()
     with ThreadPoolExecutor(1) as pool:  # the phase table is Polars' work, packing numpy's: neither holds the lock
         told = pool.submit(_facts, trace, selection.launch)
-        clocks, rows = pack_spans(packer, spans, blocks, kinds, origin_ns)
+        clocks, site_spans, rows = pack_spans(packer, spans, blocks, kinds, origin_ns)
         arrivals = find_arrivals(part.whole, blocks, trace.launches, trace.sites)
         arrivals = arrivals if part.kept is None else arrivals.within(part.kept)
         pack_arrows(packer, arrivals, spans, blocks, rows)
@@ -72,6 +72,7 @@ def page_data(trace: Trace, *, selection: Selection | None = None, max_spans: in
         "extent_ns": extent_ns,
         "clocks": clocks,
         "spans": len(spans),
+        "site_spans": site_spans,
         "held": part.held,
         "sampled": part.sampled,
         "window": part.window,

@@ -60,7 +60,7 @@ def part_of(trace: Trace, selection: Selection, max_spans: int) -> Part:
             kept = kept[whole["block"].is_in(some).to_numpy()]
         blocks, spans, whole = (frame.filter(pl.col("block").is_in(some)) for frame in (blocks, spans, whole))
         sampled = f"sampled: {len(spans):,} of {held:,} spans, one block in {every}; "
-        sampled += "--launch, --sm, --block, --from and --to choose a part that is shown whole"
+        sampled += "--launch, --sms, --blocks, --from and --to choose a part that is shown whole"
     return Part(spans, blocks, whole, kept, held, sampled, _said(selection))
 
 

@@ -30,8 +30,11 @@ _NARROW: Final = (np.int8, np.int16, np.int32, np.int64)
 
 def pack_spans(
     packer: Packer, spans: pl.DataFrame, blocks: pl.DataFrame, kinds: list[str], origin_ns: int
-) -> tuple[list[dict[str, Any]], Rows]:
-    """Adds all columns of blocks, rows and spans; returns the clock line of each launch and SM, and the rows."""
+) -> tuple[list[dict[str, Any]], list[int], Rows]:
+    """Adds all columns of blocks, rows and spans.
+
+    Returns the clock line of each launch and SM, how many spans each site has (one entry a kind), and the rows.
+    """
     tracks = tracks_of(spans, blocks)
     lanes = lanes_of(blocks)
     rows = rows_of(spans, tracks, blocks, lanes, kinds)
@@ -55,12 +58,12 @@ def pack_spans(
         **{f"block_{n}": _filled(blocks[n], SM_UNKNOWN) for n in ("block", "sm_begin", "sm_end", "cluster", "wave")},
     }.items():
         packer.add(name, values)
-    _Spans(spans, rows, base, since, origin_ns).pack(packer, lines[3][clock], lines[4][clock])
+    counts = _Spans(spans, rows, base, since, origin_ns).pack(packer, lines[3][clock], lines[4][clock])
     clocks = [
         {"launch": int(a), "sm": int(b), "base_cycles": str(c), "offset_ns": float(d), "ns_per_cycle": float(e)}
         for a, b, c, d, e in zip(*lines, strict=True)
     ]
-    return clocks, rows
+    return clocks, [*counts, *[0] * (len(kinds) - len(counts))], rows
 
 
 class _Spans:
@@ -93,8 +96,8 @@ class _Spans:
         }
         self.plain += ["corrected", "corrected_valid", "corrected_uncertainty"]
 
-    def pack(self, packer: Packer, offset_ns: F64, ns_per_cycle: F64) -> None:
-        """Adds a column of each name; `offset_ns` and `ns_per_cycle` are those of each block's line."""
+    def pack(self, packer: Packer, offset_ns: F64, ns_per_cycle: F64) -> list[int]:
+        """Adds a column of each name; `offset_ns` and `ns_per_cycle` are those of each block's line. Spans a site."""
         parts: dict[str, list[npt.NDArray[Any]]] = {}
         by_site: list[list[npt.NDArray[Any]]] = [[] for _ in range(self.sites)]
         for low, high in self._pieces():
@@ -106,10 +109,12 @@ class _Spans:
                     by_site[site].append(_narrowed(values))
             for name, values in piece.items():
                 parts.setdefault(name, []).append(_narrowed(values))
+        counts = [sum(len(values) for values in parts_of_site) for parts_of_site in by_site]
         nothing = np.zeros(0, np.int8)
         packer.add("duration", np.concatenate([nothing, *(v for values in by_site for v in values)]))
         for name in ("gap", "start_ns", "duration_ns", "sequence", *self.plain):
             packer.add(name, np.concatenate([nothing, *parts.pop(name, [])]))
+        return counts
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
         """Ranges of whole segments, of about PIECE spans."""

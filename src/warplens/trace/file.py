@@ -24,7 +24,7 @@ import numpy.typing as npt
 from warplens import layout
 from warplens.decode.manifest import check
 from warplens.errors import FileError, FormatError, VersionError
-from warplens.trace.part import assemble
+from warplens.trace.part import MAX_SOURCES_BYTES, assemble, choose_sources
 from warplens.trace.recover import recover_members
 from warplens.trace.whole import whole_file
 
@@ -32,7 +32,6 @@ U32 = npt.NDArray[np.uint32]
 T = TypeVar("T")
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
-MAX_SOURCES_BYTES: Final = 1 << 20
 MAX_MEMBER_BYTES: Final = 16 << 30
 FREE_EXPANSION_BYTES: Final = 64 << 20
 DEFLATED_TABLE_BYTES: Final = 1 << 16
@@ -108,7 +107,7 @@ def write_file(
     the place cannot be written and `FormatError` when the manifest is not one that `read_file` would accept.
     """
     path = Path(path)
-    kept, left_out = _choose_sources(sources or {})
+    kept, left_out = choose_sources(sources or {})
     facts = {**manifest, "sources": [{"path": p, "member": f"source/{i}.txt"} for i, p in enumerate(kept)]}
     if left_out:
         facts["sources_left_out"] = left_out
@@ -142,18 +141,6 @@ def read_file(path: str | os.PathLike[str]) -> FileContents:
         tables=Members(sorted(tables), lambda name: read(tables[name], MAX_MEMBER_BYTES)),
         sources=Members(sorted(sources), lambda p: read(sources[p], MAX_SOURCES_BYTES).decode("utf-8", "replace")),
     )
-
-
-def _choose_sources(sources: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    kept, left_out, room = {}, [], MAX_SOURCES_BYTES
-    for path, text in sources.items():
-        size = len(text.encode("utf-8", "replace"))
-        if size <= room:
-            kept[path] = text
-            room -= size
-        else:
-            left_out.append(path)
-    return kept, left_out
 
 
 def _write_members(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from warplens.errors import FileError
 LAUNCH: Final = re.compile(r"launches/\d{1,9}\.json")
 MAX_LAUNCH_BYTES: Final = 1 << 20
 MAX_KERNELS: Final = 1 << 16
+MAX_SOURCES_BYTES: Final = 1 << 20
 
 
 def assemble(manifest: dict[str, Any], names: Collection[str], read: Callable[[str, int], bytes]) -> dict[str, Any]:
@@ -43,6 +44,19 @@ def assemble(manifest: dict[str, Any], names: Collection[str], read: Callable[[s
     renumbered = {index: new for new, index in enumerate(known)}
     launches = [{**entry, "kernel": renumbered[entry["kernel"]]} for entry in launches]
     return {**manifest, "kernels": [kernels[index] for index in known], "launches": launches, "complete": False}
+
+
+def choose_sources(sources: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Those that fit into a file, by path, and the paths of others."""
+    kept, left_out, room = {}, [], MAX_SOURCES_BYTES
+    for path, text in sources.items():
+        size = len(text.encode("utf-8", "replace"))
+        if size <= room:
+            kept[path] = text
+            room -= size
+        else:
+            left_out.append(path)
+    return kept, left_out
 
 
 class PartWriter:
@@ -79,7 +93,7 @@ class PartWriter:
         self._launches.append(entry)
 
     def finish(self, manifest: dict[str, Any]) -> Path | None:
-        """Give the file its manifest and its name; None where nothing was added."""
+        """Give the file its manifest, whose `sources` are texts by path, and its name; None where nothing was added."""
         archive, self._zip = self._zip, None
         if archive is None or not self._launches:
             if archive is not None:
@@ -91,7 +105,15 @@ class PartWriter:
                 kept = [own for own in archive.filelist if own.filename.startswith("records/")]
                 archive.filelist[:] = kept
                 archive.NameToInfo = {own.filename: own for own in kept}
-                archive.writestr("manifest.json", json.dumps({**manifest, "launches": self._launches}))
+                sources, left_out = choose_sources(manifest.get("sources") or {})
+                facts = {**manifest, "launches": self._launches, "sources": []}
+                if left_out:
+                    facts["sources_left_out"] = left_out
+                for path, text in sources.items():
+                    member = f"source/{len(facts['sources'])}.txt"
+                    archive.writestr(member, text)
+                    facts["sources"].append({"path": path, "member": member})
+                archive.writestr("manifest.json", json.dumps(facts))
             return self._path.rename(self._path.with_suffix(""))
         except OSError as error:
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from warplens import errors, layout
 from warplens.capture import arena, driver
 from warplens.capture.arena import Arena
+from warplens.capture.options import RecordOptions
 from warplens.layout import ChunkFlag
 
 
@@ -143,6 +144,24 @@ def test_chunks_of_a_ring_lie_behind_their_states_and_are_aligned() -> None:
 def test_who_keeps_the_oldest_is_compiled_as_before() -> None:
     options = Arena(1 << 20).compile_options(narrowed=False)
     assert not any("NEWEST" in option or "RING" in option for option in options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "step"),
+    [
+        ({"every_block": 8}, 8),
+        ({"every_block": 8, "warps": (0,)}, 1),
+        ({"every_block": 8, "blocks": (0, 8)}, 1),
+        ({"every_block": 8, "every_iteration": 2}, 1),
+        ({"warps": (0,)}, 1),
+    ],
+)
+def test_a_build_knows_the_step_between_blocks_where_nothing_else_narrows(asked: dict[str, Any], step: int) -> None:
+    options = RecordOptions(**asked)
+    listed = options.blocks is not None
+    made = Arena(1 << 20).compile_options(narrowed=options.narrowed, listed=listed, every=options.known_step)
+    assert ("-DWARPLENS_EVERY=8u" in made) == (step == 8)
+    assert ("-DWARPLENS_STEPS_ONLY" in made) == (step == 1 and not listed)
 
 
 class Overtaken(np.ndarray[Any, Any]):

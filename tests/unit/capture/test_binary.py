@@ -47,6 +47,11 @@ def test_architectures_and_kernels_are_read() -> None:
     assert read_binary(file) == Binary(("sm_80", "sm_90"), ("compute_90",), ("_Z5scaleILb0EEvPfif",), False, False)
 
 
+def test_a_kernel_whose_launch_code_was_inlined_is_read_from_its_variables() -> None:
+    names = b"\0_ZZL33__device_stub__Z5scaleILb1EEvPfifPfifE8__handle\0"
+    assert read_binary(elf({".strtab": names})).kernels == ("_Z5scaleILb1EEvPfif",)
+
+
 def test_a_program_with_the_host_header_is_told_from_its_variable_or_symbols() -> None:
     assert read_binary(elf({".rodata": b"\0WARPLENS_RECORD\0"})).recordable
     assert read_binary(elf({".strtab": b"\0warplens_unit_handle\0"})).recordable

@@ -11,7 +11,14 @@ from tests.unit.decode.test_corrections import COST, TWO, facts, launch
 from warplens import errors, layout
 from warplens.capture.arena import Drained
 from warplens.capture.builds import Launched, choose, policies, policy_options
-from warplens.capture.corrections import Launcher, corrections, launches_of, some_blocks
+from warplens.capture.corrections import (
+    Launcher,
+    anchor_options,
+    corrections,
+    launches_of,
+    some_blocks,
+    two_mark_build,
+)
 from warplens.capture.options import RecordOptions
 
 REGISTERS = 65536
@@ -217,6 +224,33 @@ def test_without_lives_of_a_like_two_mark_build_direct_costs_are_corrected_alone
     assert gpu.launched.count(1) == gpu.launched.count(2) == 8
     assert found["anchor"] == {"not_measured": why}
     assert [found["rows"]["cost_cycles"][found["rows"]["site"].index(site)] for site in (1, 2, 3)] == [0, COST, COST]
+
+
+def test_the_two_mark_build_is_packed_where_that_fits_and_nobody_asked_for_another_policy() -> None:
+    class Named(FakeGpu):
+        fits = True
+
+        def compile(self, options: tuple[str, ...]) -> Any:
+            if "-DWARPLENS_POLICY=packed" in options and not self.fits:
+                return FakeBuild(options, 255, 0, 64)
+            return super().compile(options)
+
+    traced = ("-DWARPLENS_POLICY=staged", "-DWARPLENS_MAX_WARPS=20", "-DX")
+    for fits, policy in ((True, "packed"), (False, "staged")):
+        gpu = Named()
+        gpu.fits = fits
+        launched = Launched(640, 0, REGISTERS)
+        launcher = Launcher(gpu.compile, gpu.started.append, gpu.record, launched)
+        own = gpu.compile(traced)
+        build, resources = two_mark_build(launcher, own, launched.resources(own))
+        assert f"-DWARPLENS_POLICY={policy}" in build.options
+        assert "-DWARPLENS_MARKS=0" in build.options
+        assert ("-DWARPLENS_MAX_WARPS=20" in build.options) == (policy == "staged")
+        assert resources["resident_blocks"] == 3
+        build, _ = two_mark_build(launcher, own, launched.resources(own), any_policy=False)
+        assert "-DWARPLENS_POLICY=staged" in build.options
+    assert anchor_options(("-DWARPLENS_POLICY=staged",), 33) == [("-DWARPLENS_POLICY=staged",)]
+    assert anchor_options(("-DWARPLENS_POLICY=packed",), 64) == [("-DWARPLENS_POLICY=packed",)]
 
 
 def test_few_blocks_of_a_large_grid_are_looked_at_and_always_the_same() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from typing import Any
 
 import click
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warplens.capture.options import RecordOptions
+from warplens.capture.options import KEEPS, POLICIES, RecordOptions
 from warplens.capture.request import Request, from_text, rank_of, to_text
 from warplens.cli import main
 from warplens.errors import UsageError
@@ -26,6 +27,11 @@ numbers = st.lists(st.integers(0, 31), min_size=1, max_size=5, unique=True).map(
     blocks=st.none() | numbers,
     warps=st.none() | numbers,
     note=st.none() | st.text(max_size=30),
+    grids=st.none() | st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=3).map(tuple),
+    flags=st.fixed_dictionaries(dict.fromkeys(("cold_l2", "replay", "paused", "source"), st.booleans())),
+    nvtx_include=st.none() | st.just("^step [0-9]&"),
+    policy=st.sampled_from(POLICIES),
+    keep=st.sampled_from(KEEPS),
     folder=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30),
 )
 def test_what_is_asked_for_arrives(
@@ -35,9 +41,26 @@ def test_what_is_asked_for_arrives(
     blocks: tuple[int, ...] | None,
     warps: tuple[int, ...] | None,
     note: str | None,
+    grids: tuple[tuple[int, int, int], ...] | None,
+    flags: dict[str, Any],
+    nvtx_include: str | None,
+    policy: str,
+    keep: str,
     folder: str,
 ) -> None:
-    request = Request(kernels, launch_skip, launch_count, blocks=blocks, warps=warps, note=note)
+    request = Request(
+        kernels,
+        launch_skip,
+        launch_count,
+        blocks=blocks,
+        warps=warps,
+        grids=grids,
+        nvtx_include=nvtx_include,
+        policy=policy,
+        keep=keep,
+        note=note,
+        **flags,
+    )
     asked = from_text(to_text(request, folder, host="h", command=["a b", "c&d"]))
     assert asked is not None
     assert (asked.request, asked.folder, asked.host, asked.command) == (request, folder, "h", ["a b", "c&d"])
@@ -52,6 +75,16 @@ def test_what_is_not_utf_8_arrives_or_is_replaced_where_the_trace_shows_it() -> 
         "/caf\N{REPLACEMENT CHARACTER}",
         ["x", "/caf\N{REPLACEMENT CHARACTER}"],
     )
+
+
+def test_grids_may_leave_out_their_last_sizes() -> None:
+    assert Request(grids=(528, (64, 8))).grids == ((528, 1, 1), (64, 8, 1))  # type: ignore[arg-type]
+
+
+def test_a_signal_arrives_as_a_switch() -> None:
+    asked = from_text(to_text(Request(signal="USR1"), "/x"))
+    assert asked is not None
+    assert (asked.switched, asked.request.paused, asked.request.signal) == (True, True, None)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "version=2&folder=x", "version=1&folder=x&warp_mask=x"])
@@ -70,6 +103,10 @@ def test_a_text_of_others_asks_for_nothing(text: str) -> None:
         ({"warps": (32,)}, "0 to 31"),
         ({"blocks": 3}, "expected numbers"),
         ({"timeout_s": 0}, "above 0"),
+        ({"nvtx_include": "("}, "nvtx_include is"),
+        ({"grids": ((1, 0),)}, "one to three sizes"),
+        ({"policy": "fast"}, "expected one of auto, packed"),
+        ({"signal": "KILL"}, "expected one of None, USR1"),
         ({"nothing": 1}, "unknown option"),
     ],
 )
@@ -96,6 +133,9 @@ def test_words_that_a_recording_of_one_kernel_has_too_mean_the_same() -> None:
         "every_block",
         "blocks",
         "warps",
+        "policy",
+        "keep",
+        "cold_l2",
         "timeout_s",
         "note",
         "host",
@@ -130,3 +170,13 @@ def test_a_rank_is_that_of_torchrun_mpi_or_slurm(environment: dict[str, str], ra
 def test_options_that_are_too_long_are_named(request_: Request, command: list[str] | None, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         to_text(request_, "/x", command=command)
+
+
+def test_marks_of_tritons_kernels_are_chosen_and_checked() -> None:
+    asked = from_text(to_text(Request(auto="all", sites="mbarrier|&="), "/f"))
+    assert asked is not None
+    assert (asked.request.auto, asked.request.sites) == ("all", "mbarrier|&=")
+    with pytest.raises(UsageError, match="level 'some'"):
+        Request(auto="some")
+    with pytest.raises(UsageError, match="no regular expression"):
+        Request(sites="(")

@@ -1,92 +1,37 @@
-"""Recording Triton kernels: what is hooked, what is told, and what is left behind. Triton and the GPU are stand-ins."""
+"""Recording Triton kernels: what is marked, what is told, and what is left behind. Triton and the GPU are stand-ins."""
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
-from dataclasses import dataclass, field
+import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests import synthesis
+from tests.unit.capture import triton_stand_in as stand_in
+from tests.unit.capture.triton_stand_in import WAITS, Autotuner, CompiledKernel, Fake
 from tests.unit.instrument import test_recorder as recorder
-from tests.unit.instrument.test_read import SMALL
 from warplens import layout
-from warplens.capture import triton as capture_triton
 from warplens.capture import triton_builds
 from warplens.capture.recording import Recording
-from warplens.capture.residency import Launch
+from warplens.capture.request import Request
+from warplens.capture.residency import Launch as Residency
 from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
+from warplens.capture.triton_manifest import Kernel, Launch, make_recording
 from warplens.errors import SitesError, UsageError
 from warplens.instrument import Selection
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
 from warplens.triton import record
 
-WAITS = SMALL.replace("\tret;", "\tbar.sync 0;\n\tst.global.u32 [%r1], 1;\n\tret;")
-
-
-class CompiledKernel:
-    """As Triton's, as far as it is looked at."""
-
-    def launch_metadata(self, grid: Any, stream: Any, *arguments: Any) -> Any:
-        return grid, stream, arguments
-
-
-@dataclass
-class Fake:
-    """A module that stands for triton."""
-
-    version: str = "3.6.0"
-    backend: str = "cuda"
-    interpret: bool = False
-    mode: str = ""
-    hook: Any = None
-    no_gpu: bool = False
-    module: ModuleType = field(default_factory=lambda: ModuleType("triton"))
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> Fake:
-        def target() -> Any:
-            if self.no_gpu:
-                raise RuntimeError("0 active drivers")
-            return SimpleNamespace(backend=self.backend)
-
-        runtime = SimpleNamespace(add_stages_inspection_hook=self.hook, interpret=self.interpret)
-        compilation = SimpleNamespace(instrumentation_mode=self.mode)
-        active = SimpleNamespace(get_current_target=target)
-        self.module.__dict__.update(
-            __version__=self.version,
-            knobs=SimpleNamespace(runtime=runtime, compilation=compilation),
-            runtime=SimpleNamespace(driver=SimpleNamespace(active=active)),
-        )
-        compiler = ModuleType("triton.compiler.compiler")
-        compiler.__dict__["CompiledKernel"] = CompiledKernel
-        for name, module in (("triton", self.module), ("triton.compiler.compiler", compiler)):
-            monkeypatch.setitem(sys.modules, name, module)
-        monkeypatch.setitem(sys.modules, "triton.compiler", ModuleType("triton.compiler"))
-        return self
-
-    @property
-    def knobs(self) -> Any:
-        return self.module.__dict__["knobs"]
-
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return Fake().install(monkeypatch)
-
-
-def compiled(fake: Fake, text: str = WAITS, name: str = "k") -> tuple[str, Any]:
-    """What the stages make of PTX: the text, and the machine code, here the text too."""
-    stages: dict[str, Any] = {"ptx": lambda source, _: source, "cubin": lambda source, _: source}
-    fake.knobs.runtime.add_stages_inspection_hook(None, stages, None, None, 90)
-    metadata = {"name": name, "num_warps": 4, "shared": 0}
-    ptx = stages["ptx"](text, metadata)
-    return ptx, stages["cubin"](ptx, metadata)
 
 
 @pytest.fixture
@@ -95,12 +40,22 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_builds, "registers_and_frame", lambda _: (32, 0))
 
 
+def loaded(text: str = WAITS, **facts: Any) -> tuple[str, Any]:
+    """PTX and machine code, here the same, of a kernel that Triton has loaded."""
+    kernel = CompiledKernel(text, **facts)
+    kernel._init_handles()
+    return kernel.asm["ptx"], kernel.loaded.decode()
+
+
 def test_everything_is_as_before_when_the_block_ends(fake: Fake) -> None:
-    before = CompiledKernel.launch_metadata
+    before = dict(vars(CompiledKernel)), dict(vars(Autotuner))
+    proton = sys.modules["triton.profiler.language"].__dict__["record"]
     with TritonCapture():
-        assert CompiledKernel.launch_metadata is not before
+        assert CompiledKernel.launch_metadata is not before[0]["launch_metadata"]
         assert fake.knobs.compilation.instrumentation_mode.startswith("warplens-")
-    assert CompiledKernel.launch_metadata is before
+        assert sys.modules["triton.profiler.language"].__dict__["record"] is not proton
+    assert (dict(vars(CompiledKernel)), dict(vars(Autotuner))) == before
+    assert sys.modules["triton.profiler.language"].__dict__["record"] is proton
     assert fake.knobs.runtime.add_stages_inspection_hook is None
     assert fake.knobs.compilation.instrumentation_mode == ""
 
@@ -116,8 +71,7 @@ def test_caches_never_mix(monkeypatch: pytest.MonkeyPatch) -> None:
         assert newer.knobs.compilation.instrumentation_mode == ""
 
 
-@pytest.mark.usefixtures("roomy")
-def test_a_hook_that_was_there_is_called_first_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_was_there_is_called_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def other(*arguments: Any) -> Any:
@@ -126,18 +80,17 @@ def test_a_hook_that_was_there_is_called_first_and_stays(monkeypatch: pytest.Mon
 
     theirs = Fake(version="3.9.0", hook=other).install(monkeypatch)
     with TritonCapture():
-        assert theirs.knobs.runtime.add_stages_inspection_hook()[0].startswith("their key")
-        compiled(theirs)
+        hook = theirs.knobs.runtime.add_stages_inspection_hook
+        assert hook()[0].startswith("their key")
+        hook(None, {}, None, None, 90)
     assert calls == [0, 5]
     assert theirs.knobs.runtime.add_stages_inspection_hook is other
 
 
 def test_what_somebody_else_set_meanwhile_is_left_alone(fake: Fake) -> None:
-    def other() -> None: ...
-
     with pytest.warns(TritonWarning, match="set by somebody else"), TritonCapture():
-        fake.knobs.runtime.add_stages_inspection_hook = other
-    assert fake.knobs.runtime.add_stages_inspection_hook is other
+        fake.knobs.compilation.instrumentation_mode = "theirs"
+    assert fake.knobs.compilation.instrumentation_mode == "theirs"
 
 
 @pytest.mark.parametrize(
@@ -146,24 +99,54 @@ def test_what_somebody_else_set_meanwhile_is_left_alone(fake: Fake) -> None:
         ({"version": "3.5.1"}, "Triton 3.5.1 is not supported, 3.6 or newer is"),
         ({"version": "main"}, "is not supported"),
         ({"interpret": True}, "TRITON_INTERPRET"),
-        ({"backend": "hip"}, "compiles for hip"),
         ({"mode": "instrumentation"}, "instrumented by something else"),
-        ({"no_gpu": True}, "finds no GPU"),
     ],
 )
 def test_what_cannot_be_recorded_is_one_line_and_changes_nothing(
     own: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unfit = Fake(**own).install(monkeypatch)
-    before = CompiledKernel.launch_metadata
+    before = dict(vars(CompiledKernel))
     capture = TritonCapture()
     with pytest.warns(TritonWarning, match=words):
         capture.start()
-    assert CompiledKernel.launch_metadata is before
+    assert dict(vars(CompiledKernel)) == before
     assert unfit.knobs.runtime.add_stages_inspection_hook is None
     capture.stop()
     assert len(capture.notes) == 1
     assert capture.recording() is None
+
+
+@pytest.mark.usefixtures("fake", "roomy")
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"target": SimpleNamespace(backend="hip", arch="gfx942")}, "compiles for hip"),
+        ({"profile_scratch_size": 128}, "k is instrumented by Proton already"),
+    ],
+)
+def test_a_kernel_that_cannot_be_recorded_is_one_line_and_runs_as_it_is(facts: dict[str, Any], words: str) -> None:
+    with TritonCapture() as capture:
+        with pytest.warns(TritonWarning, match=words):
+            assert loaded(**facts) == (WAITS, WAITS)
+        loaded(**facts)
+    assert len(capture.notes) == 1
+
+
+@pytest.mark.usefixtures("fake", "roomy")
+def test_where_warnings_are_errors_the_program_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(), TritonCapture():
+        warnings.simplefilter("error")
+        assert loaded(WAITS.replace("sm_90", "sm_70"))[0] == WAITS.replace("sm_90", "sm_70")
+    assert "k is not marked" in capsys.readouterr().err
+
+
+def test_two_recordings_at_once_are_one(fake: Fake) -> None:
+    with TritonCapture():
+        hooked = CompiledKernel.launch_metadata
+        with pytest.warns(TritonWarning, match="under way"), TritonCapture():
+            assert CompiledKernel.launch_metadata is hooked
+        assert fake.knobs.compilation.instrumentation_mode.startswith("warplens-")
 
 
 def test_without_triton_the_program_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,61 +174,144 @@ def test_a_program_that_fails_keeps_what_was_recorded(
     assert len(open_trace(tmp_path / "run.wlens").spans) > 0
 
 
-@pytest.mark.usefixtures("roomy")
-def test_kernels_whose_name_fits_are_marked(fake: Fake) -> None:
+@pytest.mark.usefixtures("fake", "roomy")
+def test_kernels_whose_name_fits_are_marked() -> None:
     with TritonCapture(TritonOptions(kernels="^k$")):
-        marked, cubin = compiled(fake)
-        clean, _ = compiled(fake, name="other")
+        marked, cubin = loaded()
+        clean, _ = loaded(name="other")
     assert layout.DESCRIPTOR_SYMBOL in marked
     assert cubin == marked
     assert clean == WAITS
+    assert loaded() == (WAITS, WAITS)
 
 
-def test_ptx_that_cannot_be_marked_runs_as_it_is(fake: Fake, roomy: None) -> None:
-    del roomy
+@pytest.mark.usefixtures("fake", "roomy")
+def test_a_kernel_of_a_cache_without_ptx_is_marked_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "k.ptx").write_text(WAITS)
+    kernel = CompiledKernel()
+    del kernel.asm["ptx"]
+    kernel.metadata_group["k.ptx"] = str(tmp_path / "k.ptx")
+    with TritonCapture():
+        kernel._init_handles()
+    assert layout.DESCRIPTOR_SYMBOL in kernel.loaded.decode()
+    bare = CompiledKernel()
+    del bare.asm["ptx"]
+    with pytest.warns(TritonWarning, match="k is not marked: Triton kept no PTX of it"), TritonCapture():
+        bare._init_handles()
+    assert bare.loaded == WAITS.encode()
+
+
+@pytest.mark.usefixtures("fake", "roomy")
+def test_ptx_that_cannot_be_marked_runs_as_it_is() -> None:
+    old = WAITS.replace("sm_90", "sm_70")
     with pytest.warns(TritonWarning, match="k is not marked: .*sm_80 or newer"), TritonCapture():
-        ptx, _ = compiled(fake, WAITS.replace("sm_90", "sm_70"))
-    assert ptx == WAITS.replace("sm_90", "sm_70")
+        assert loaded(old) == (old, old)
+
+
+@pytest.mark.usefixtures("fake", "roomy")
+def test_where_ptxas_refuses_marks_the_kernel_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> bytes:
+        print("what Triton prints")
+        raise RuntimeError("ptxas failed with error code 255\nand a long log")
+
+    monkeypatch.setattr(stand_in.Backend, "assemble", staticmethod(refuse))
+    with pytest.warns(TritonWarning, match="k is not marked: ptxas failed with error code 255$"), TritonCapture():
+        assert loaded() == (WAITS, WAITS)
 
 
 def test_marks_that_spill_give_way_to_fewer_and_in_the_end_to_none(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda text: (40, 8 * text.count("wait barrier 0")))
-    monkeypatch.setattr(triton_builds, "instrument", stand_in)
+    del fake
+    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda own: (40, 8 * own.count(b"wait barrier 0")))
+    monkeypatch.setattr(triton_builds, "instrument", instrument_stand_in)
     with pytest.warns(TritonWarning, match="k has no registers for all of its marks"), TritonCapture():
-        fewer, _ = compiled(fake)
-    assert fewer.startswith("// coarse ()")
-    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda text: (40, 8 * ("//" in text)))
+        fewer, _ = loaded()
+    assert fewer.startswith("// off ()")
+    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda own: (40, 8 * (b"//" in own)))
     with pytest.warns(TritonWarning, match="k is not marked: its registers would spill"), TritonCapture():
-        none, _ = compiled(fake)
+        none, _ = loaded()
     assert none == WAITS
 
 
-def stand_in(text: str, selection: Selection, *, most_registers: int | None = None) -> Any:
+def instrument_stand_in(text: str, selection: Selection, *, most_registers: int | None = None) -> Any:
     """Says in the text what was asked for."""
     waits = "" if selection.kinds == () else "wait barrier 0"
     head = f"// {selection.level} {selection.kinds} {waits} {most_registers}\n"
     return SimpleNamespace(text=head + text, kernels=[])
 
 
-def test_marks_that_leave_fewer_blocks_are_tried_with_fewer_registers(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("fake")
+def test_marks_that_leave_fewer_blocks_are_tried_with_fewer_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     """256 threads: six blocks with 40 registers, four with 50."""
     text = WAITS.replace(".visible .entry k(.param .u32 n)", ".visible .entry k(.param .u32 n)\n.reqntid 256")
     registers = {True: 40, False: 50}
     monkeypatch.setattr(
         triton_builds,
         "registers_and_frame",
-        lambda own: (40 if "warplens" not in own else registers[".maxnreg 40" in own], 0),
+        lambda own: (40 if b"warplens" not in own else registers[b".maxnreg 40" in own], 0),
     )
     with TritonCapture() as capture:
-        limited, _ = compiled(fake, text)
+        limited, _ = loaded(text)
     assert ".maxnreg 40" in limited
     assert capture.notes == []
     registers[True] = 50
     with pytest.warns(TritonWarning, match="its marks leave 4 blocks on an SM instead of 6"), TritonCapture():
-        wide, _ = compiled(fake, text)
+        wide, _ = loaded(text)
     assert ".maxnreg" not in wide
+
+
+@pytest.mark.usefixtures("roomy")
+def test_what_an_autotuner_tries_runs_clean_and_compiles_as_without_recording(fake: Fake) -> None:
+    tried, chosen = CompiledKernel(), CompiledKernel()
+    with TritonCapture():
+        assert Autotuner()._bench(tried) == ""
+        assert fake.knobs.compilation.instrumentation_mode.startswith("warplens-")
+        chosen._init_handles()
+    assert tried.loaded == WAITS.encode()
+    assert layout.DESCRIPTOR_SYMBOL in chosen.loaded.decode()
+    each = CompiledKernel()
+    with TritonCapture(TritonOptions(each_config=True)):
+        assert Autotuner()._bench(each).startswith("warplens-")
+    assert layout.DESCRIPTOR_SYMBOL in each.loaded.decode()
+
+
+def test_a_cache_that_cannot_be_written_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Fake(cache="/proc/none").install(monkeypatch)
+    with pytest.warns(TritonWarning, match="cache /proc/none cannot be written"), TritonCapture():
+        assert Path(there.knobs.cache.dir).is_dir()
+    assert there.knobs.cache.dir == "/proc/none"
+
+
+def test_inductors_own_launcher_is_off_while_recording(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    del fake
+    monkeypatch.delenv("TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER", raising=False)
+    with TritonCapture():
+        assert os.environ["TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER"] == "0"
+    assert "TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER" not in os.environ
+    config: Any = ModuleType("torch._inductor.config")
+    config.use_static_cuda_launcher = True
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", config)
+    with TritonCapture():
+        assert not config.use_static_cuda_launcher
+    assert config.use_static_cuda_launcher
+
+
+@pytest.mark.usefixtures("fake", "roomy")
+def test_what_inductors_autotuner_tries_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    heuristics: Any = ModuleType("torch._inductor.runtime.triton_heuristics")
+
+    class CachingAutotuner:
+        def bench(self, capture: TritonCapture) -> int:
+            return capture._hooks.trying
+
+    heuristics.CachingAutotuner = CachingAutotuner
+    before = CachingAutotuner.bench
+    monkeypatch.setitem(sys.modules, heuristics.__name__, heuristics)
+    with TritonCapture() as capture:
+        loaded()
+        loaded()
+        assert CachingAutotuner().bench(capture) == 1
+        assert capture._hooks.trying == 0
+    assert CachingAutotuner.bench is before
 
 
 @pytest.mark.parametrize(
@@ -253,29 +319,12 @@ def test_marks_that_leave_fewer_blocks_are_tried_with_fewer_registers(
     [(40, 256, 0, 6), (41, 256, 0, 5), (50, 256, 0, 4), (255, 256, 0, 1), (32, 1024, 0, 2), (16, 32, 100_000, 2)],
 )
 def test_blocks_on_an_sm(registers: int, threads: int, shared: int, blocks: int) -> None:
-    launch = Launch(90, threads, shared)
+    launch = Residency(90, threads, shared)
     assert launch.blocks(registers) == blocks
     assert launch.blocks(launch.most_registers(blocks)) >= blocks
 
 
-def chunks_of(*grids: tuple[int, int]) -> Any:
-    """A last chunk for each (grid id, hash of its site set)."""
-    out = np.zeros((len(grids), layout.CHUNK_WORDS), np.uint32)
-    for row, (grid, digest) in zip(out, grids, strict=True):
-        row[layout.WORD_GRID] = grid
-        row[layout.WORD_META] = layout.ChunkFlag.BLOCK_RECORD << layout.META_FLAGS_SHIFT
-        row[layout.BLOCK_RECORD_WORD + layout.BLOCK_SITES_HASH] = digest
-    return out
-
-
-def test_grids_go_to_launches_of_their_kernel_in_order() -> None:
-    launches = [1, 2, 1, 1]
-    assert capture_triton._launch_grids(chunks_of((9, 1), (7, 1), (8, 2)), launches) == [7, 8, 9, None]
-    assert capture_triton._launch_grids(chunks_of((8, 2)), launches) == [None, 8, None, None]
-    assert capture_triton._launch_grids(chunks_of(), launches) == [None] * 4
-
-
-class FakeGpu:
+class FakeMemory:
     """Memory that holds what a machine wrote."""
 
     device, step_ns, facts = 0, 32, None
@@ -284,7 +333,8 @@ class FakeGpu:
         self.chunks, self.lost = chunks, lost
         self.state_before, self.calibration = None, list[dict[str, Any]]()
 
-    def drain(self) -> tuple[Any, int, int]:
+    def drain(self, stream: int) -> tuple[Any, int, int]:
+        del stream
         return self.chunks, *self.lost
 
 
@@ -292,15 +342,15 @@ def test_what_is_read_is_a_trace_also_where_launches_found_no_space(monkeypatch:
     done = recorder.run(recorder.STRAIGHT.format(threads=64), grid=3, turns=recorder.DESCRIPTOR + 64)
     sites = done.trace.manifest["site_sets"][0]
     monkeypatch.setattr("warplens.capture.machine.clock_state", lambda _: None)
-    monkeypatch.delattr(capture_triton, "audit_builds")
-    capture = TritonCapture(TritonOptions(note="a note"))
+    monkeypatch.delattr("warplens.capture.triton_manifest.audit_builds")
     resources = {"registers": 40, "shared_bytes": 0, "local_bytes": 0, "resident_blocks": 6}
     entry = {"name": "straight", "site_set": sites["name"], "clean": None, "traced": resources, "clean_ns": None}
     entry |= {"traced_ns": None, "not_measured": "none was added", "mark_cost_cycles": None}
-    kernel = capture_triton._Kernel("straight", entry, sites, 0, 2, 0, (1, 1, 1), b"no cubin")
-    capture._kernels.append(kernel)
-    capture._launches += [(kernel, (3, 1, 1), 0), (kernel, (3, 1, 1), 0)]
-    recording = capture._read(FakeGpu(done.chunks, (30, 6)))  # type: ignore[arg-type]
+    kernel = Kernel("straight", entry, sites, 0, 2, 0, (1, 1, 1), b"no cubin")
+    launches = [Launch(kernel, (3, 1, 1), 0, False)] * 2
+    memory: Any = FakeMemory(done.chunks, (30, 6))
+    recording = make_recording(memory, 0, [kernel], launches, TritonOptions(note="a note"), [])
+    assert recording is not None
     trace = Trace.from_recording(recording)
     assert [launch["records"] is None for launch in trace.manifest["launches"]] == [False, True]
     assert sum(launch["lost_events"] for launch in trace.manifest["launches"]) == 30
@@ -308,20 +358,100 @@ def test_what_is_read_is_a_trace_also_where_launches_found_no_space(monkeypatch:
     assert "lost_events" in set(trace.problems["kind"])
     assert trace.manifest["note"] == "a note"
     assert "the audit failed" in trace.manifest["kernels"][0]["audit"]["not_audited"]
+    one = make_recording(memory, 0, [kernel], launches[:1], TritonOptions(blocks=(1,)), [])
+    assert one is not None
+    assert set(Trace.from_recording(one).spans["block"]) == {1}
 
 
 def test_options_that_cannot_be_meant_are_refused() -> None:
     wrongs: tuple[dict[str, Any], ...] = ({"kernels": "("}, {"every_block": 0}, {"slab_chunks": 0})
+    wrongs += ({"launch_skip": -1}, {"launch_count": 0})
     for wrong in wrongs:
         with pytest.raises(UsageError):
             TritonOptions(**wrong)
 
 
-def test_a_launch_that_cannot_be_recorded_is_made_all_the_same(fake: Fake) -> None:
-    del fake
-    kernel = CompiledKernel()
-    kernel.__dict__.update(name="k", asm={"ptx": layout.DESCRIPTOR_SYMBOL, "cubin": b"damaged"})
-    with pytest.warns(TritonWarning, match="k is not recorded: .*not a 64-bit ELF"), TritonCapture() as capture:
+@pytest.mark.usefixtures("fake")
+def test_a_launch_that_cannot_be_recorded_is_made_all_the_same() -> None:
+    kernel = CompiledKernel(layout.DESCRIPTOR_SYMBOL)
+    with TritonCapture() as capture:
+        with pytest.warns(TritonWarning, match="k is not recorded: .*not a 64-bit ELF"):
+            assert kernel.launch_metadata((1, 2), 7, "a") == ((1, 2), 7, ("a",))
         assert kernel.launch_metadata((1, 2), 7, "a") == ((1, 2), 7, ("a",))
     assert capture.recording() is None
-    assert importlib.import_module("triton.compiler.compiler").CompiledKernel is CompiledKernel
+    assert capture.ran == {"k": (2, 0)}
+
+
+class Recorded:
+    """Memory that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.switched: list[tuple[bool, int]] = []
+        self.own_stream = 99
+        self.on = True
+
+    def switch(self, on: bool, stream: int) -> None:
+        if on is not self.on:
+            self.switched.append((on, stream))
+        self.on = on
+
+
+@pytest.mark.parametrize(
+    ("skip", "count", "kept", "switched"),
+    [
+        (0, None, [0, 1, 2, 3, 7], [(False, 7)]),
+        (1, 2, [1, 2], [(False, 7), (True, 7), (False, 7), (True, 99), (False, 7)]),
+        (3, 5, [3, 7], [(False, 7), (True, 7), (False, 7)]),
+    ],
+)
+@pytest.mark.usefixtures("fake")
+def test_launches_are_chosen_by_their_number(
+    skip: int, count: int | None, kept: list[int], switched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warplens.capture.triton.is_captured", lambda stream: stream == 5)
+    memory = Recorded()
+    marked: Any = SimpleNamespace(name="k")
+    kernel = CompiledKernel()
+    with TritonCapture(TritonOptions(launch_skip=skip, launch_count=count)) as capture:
+        capture._gpu = memory  # type: ignore[assignment]
+        monkeypatch.setattr(capture, "_point", lambda *_: marked)
+        for number in range(4):
+            kernel.launch_metadata((number + 1,), 7)
+        kernel.launch_metadata((9,), 5)
+        kernel.launch_metadata((8,), 7)  # recording stays on, for the graph may be replayed
+        capture.on = False
+        kernel.launch_metadata((8,), 7)
+        capture._gpu = None
+    made = [Launch.of(*own) for own in capture._launches]
+    assert [own.grid[0] - 1 for own in made if own.kept and not own.captured] == kept
+    assert [own.grid[0] for own in made if not own.kept] == ([] if count is None or skip == 3 else [8])
+    assert [own.grid for own in made if own.captured] == [(9, 1, 1)]
+    assert memory.switched == switched
+
+
+@pytest.mark.usefixtures("fake")
+def test_grids_and_a_switch_choose_launches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warplens.capture.triton.is_captured", lambda _: False)
+    monkeypatch.setattr("warplens.capture.triton.time", SimpleNamespace(monotonic=iter(range(1, 99)).__next__))
+    marked: Any = SimpleNamespace(name="k")
+    kernel, switch = CompiledKernel(), tmp_path / "on"
+    with TritonCapture(TritonOptions(grids=((4, 1, 1),), switch=str(switch))) as capture:
+        capture._gpu = Recorded()  # type: ignore[assignment]
+        monkeypatch.setattr(capture, "_point", lambda *_: marked)
+        kernel.launch_metadata((4,), 7)
+        switch.touch()
+        kernel.launch_metadata((4,), 7)
+        kernel.launch_metadata((5, 1), 7)
+        switch.unlink()
+        kernel.launch_metadata((4, 1, 1), 7)
+        capture._gpu = None
+    assert [own[1] for own in capture._launches] == [(4,)]
+
+
+def test_what_record_asks_for_and_triton_has_not_is_named() -> None:
+    request = SimpleNamespace(**{**vars(Request()), "keep": "newest", "policy": "stream"})
+    asked: Any = SimpleNamespace(request=request, folder="/f", host=None, command=None)
+    asked.request.warp_mask = 1
+    assert TritonOptions.of(asked).ignored == ("keep",)
+    asked.request.keep = "oldest"
+    assert TritonOptions.of(asked).ignored == ()

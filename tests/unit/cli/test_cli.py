@@ -354,12 +354,12 @@ def test_report_writes_one_page_and_says_where(good: Path, tmp_path: Path, monke
 def test_report_of_a_launch_and_blocks_is_smaller(good: Path, tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.html", tmp_path / "part.html"
     assert run("report", good, "-o", whole).exit_code == 0
-    assert run("report", good, "-o", part, "--launch", 1, "--block", "0,2-3").exit_code == 0
+    assert run("report", good, "-o", part, "--launch", 1, "--blocks", "0,2-3").exit_code == 0
     assert part.stat().st_size < whole.stat().st_size
 
 
 def test_report_of_sms_and_a_time_holds_what_an_export_of_them_holds(good: Path, tmp_path: Path) -> None:
-    chosen = ("--sm", 1, "--from", 1000, "--to", 4000, "--min-duration", 100)
+    chosen = ("--sms", 1, "--from", 1000, "--to", 4000, "--min-duration", 100)
     assert run("report", good, "-o", tmp_path / "page.html", *chosen).exit_code == 0
     assert run("export", good, "-t", "csv", "-o", tmp_path / "spans.csv", *chosen).exit_code == 0
     facts, _ = facts_and_streams((tmp_path / "page.html").read_text(encoding="utf-8"))
@@ -372,9 +372,9 @@ def test_report_of_sms_and_a_time_holds_what_an_export_of_them_holds(good: Path,
 
 @pytest.mark.parametrize("blocks", ["", "a", "3-1", "1,,2", "-1", "0-99999999", "1-2-3"])
 def test_report_refuses_blocks_that_are_no_list(good: Path, tmp_path: Path, blocks: str) -> None:
-    result = run("report", good, "-o", tmp_path / "x.html", "--block", blocks)
+    result = run("report", good, "-o", tmp_path / "x.html", "--blocks", blocks)
     assert result.exit_code == 2
-    assert "--block" in result.stderr
+    assert "--blocks" in result.stderr
     assert not (tmp_path / "x.html").exists()
 
 

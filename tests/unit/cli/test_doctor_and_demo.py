@@ -111,12 +111,17 @@ def test_doctor_runs_here_and_tells_versions() -> None:
 
 def test_doctor_tells_what_else_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/other/libprofiler.so")
+    monkeypatch.setenv("LD_PRELOAD", "/opt/nvbit_tool.so")
     monkeypatch.setattr(doctor_module, "has_mps", lambda: True)
+    monkeypatch.setattr(doctor_module, "gpus_in_mig", lambda: [1])
     monkeypatch.setattr("platform.release", lambda: "5.15-microsoft-standard-WSL2")
     notes = {check.name: check.found for check in doctor_module._surroundings()}
-    assert set(notes) == {"profilers", "mps", "wsl"}
-    assert "CUDA_INJECTION64_PATH" in notes["profilers"]
+    assert set(notes) == {"profilers", "mig", "mps", "wsl"}
+    assert "(CUDA_INJECTION64_PATH, LD_PRELOAD)" in notes["profilers"]
+    assert "GPU 1" in notes["mig"]
     monkeypatch.delenv("CUDA_INJECTION64_PATH")
+    monkeypatch.delenv("LD_PRELOAD")
+    monkeypatch.setattr(doctor_module, "gpus_in_mig", lambda: None)
     monkeypatch.setattr(doctor_module, "has_mps", lambda: None)
     monkeypatch.setattr("platform.release", lambda: "6.1.0")
     assert doctor_module._surroundings() == []

@@ -43,7 +43,7 @@ def test_perfetto_says_where_to_open_it(file: Path) -> None:
 
 
 def test_options_select_and_trim(file: Path) -> None:
-    result = run(file, "-t", "perfetto", "--no-gzip", "--no-arguments", "--launch", 1, "--block", "0,2-3,2")
+    result = run(file, "-t", "perfetto", "--no-gzip", "--no-arguments", "--launch", 1, "--blocks", "0,2-3,2")
     assert result.stdout == "wrote run.pftrace\n"
     found = perfetto_reader.read(Path("run.pftrace").read_bytes())
     assert len(found.of_spans()) == 3 * 4 * 8
@@ -51,7 +51,7 @@ def test_options_select_and_trim(file: Path) -> None:
 
 
 def test_sms_are_selected(file: Path) -> None:
-    assert run(file, "-t", "parquet", "--sm", "1-2").exit_code == 0
+    assert run(file, "-t", "parquet", "--sms", "1-2").exit_code == 0
     blocks = pl.read_parquet("run-parquet/blocks.parquet")
     assert set(blocks["sm_begin"]) == {1, 2}
     spans = pl.read_parquet("run-parquet/spans.parquet")
@@ -78,12 +78,12 @@ def test_spans_are_selected_by_time_and_length(file: Path) -> None:
         ["-t", "json"],
         ["-t", "csv", "--no-gzip"],
         ["-t", "parquet", "--no-arguments"],
-        ["-t", "csv", "--sm", "1-"],
-        ["-t", "csv", "--sm", "-1"],
-        ["-t", "csv", "--block", ""],
-        ["-t", "csv", "--block", "3-1"],
-        ["-t", "csv", "--block", "0-99999999999"],
-        ["-t", "csv", "--block", "999"],
+        ["-t", "csv", "--sms", "1-"],
+        ["-t", "csv", "--sms", "-1"],
+        ["-t", "csv", "--blocks", ""],
+        ["-t", "csv", "--blocks", "3-1"],
+        ["-t", "csv", "--blocks", "0-99999999999"],
+        ["-t", "csv", "--blocks", "999"],
         ["-t", "csv", "--launch", "2"],
         ["-t", "csv", "--from", "x"],
         ["-t", "csv", "--min-duration", "-1"],

@@ -150,12 +150,14 @@ def test_packed_columns_come_out_as_they_went_in(dtype: type[np.integer[Any]]) -
 
     limits = np.iinfo(dtype)
     values = np.array([0, 1, limits.max, limits.min, limits.max // 3], dtype)
-    packer = Packer()
+    packer = Packer(spans=9)
     packer.add("extremes", values)
+    packer.add("small", values[:2] - values[1:2])
     packer.add("constant", np.full(9, 7, dtype))
     packer.add("nothing", values[:0])
     streams = [pages.unpacked(s) for s in packer.streams()]
     assert pages.numbers_of(packer.columns["extremes"], streams) == values.tolist()
+    assert pages.numbers_of(packer.columns["small"], streams) == (values[:2] - values[1:2]).tolist()
     assert pages.numbers_of(packer.columns["constant"], streams) == [7] * 9
     assert packer.columns["constant"]["planes"] == [7]
     assert pages.numbers_of(packer.columns["nothing"], streams) == []

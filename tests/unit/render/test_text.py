@@ -72,6 +72,25 @@ def test_percentiles_are_values_that_were_measured() -> None:
     assert (row["mean_cycles"], row["p50_cycles"], row["p99_cycles"]) == (80.0, 100, 100)
 
 
+@pytest.mark.parametrize("warps", [[0], [0, 2]])
+def test_statistics_of_a_role_are_those_that_polars_finds_over_its_spans(warps: list[int]) -> None:
+    trace = fake.rmsnorm(blocks=60, sms=2, warps=3, resident=2)
+    odd = pl.col("warp").is_in(warps) & (pl.col("site") % 2 == 1)
+    spans = trace.spans.with_columns(duration_cycles=pl.when(odd).then(3).otherwise(1) * pl.col("duration_cycles"))
+    trace = replace(trace, spans=spans)
+    (group,) = launch_groups(trace)
+    assert len(group.role_names) > 1
+    for row in phase_table(trace, group, by_role=True).iter_rows(named=True):
+        of_role = [warp for warp, role in group.roles.items() if role == row["warps"]]
+        mine = spans.filter(pl.col("warp").is_in(of_role), pl.col("site") == row["site"])
+        assert row["count"] == len(mine) > 0
+        for unit in ("cycles", "ns"):
+            value = mine[f"duration_{unit}"]
+            assert row[f"mean_{unit}"] == pytest.approx(value.mean())
+            for q in (50, 90, 99):
+                assert row[f"p{q}_{unit}"] == value.quantile(q / 100, "nearest")
+
+
 def test_cut_spans_count_in_share_and_not_in_percentiles() -> None:
     trace = two_warps()
     spans = trace.spans.with_columns(flags=pl.Series([2, 0, 0], dtype=pl.UInt16))

@@ -142,3 +142,13 @@ def test_names_are_made_of_program_process_and_rank(template: str, ranked: bool,
 @pytest.mark.parametrize("value", ["../ESCAPED", -1, True, 1.5, None, [1]])
 def test_a_process_or_rank_that_is_no_number_is_0_in_a_name(value: object) -> None:
     assert name_of(RANKED_TEMPLATE, {"pid": value, "rank": value}, ranked=True) == "warplens-program-0-rank0.wlens"
+
+
+def test_source_texts_are_in_a_finished_file_as_far_as_they_fit(tmp_path: Path) -> None:
+    writer, manifest = write(tmp_path)
+    sources = {"a.cu": "// größe\n", "large.cu": "x" * (1 << 20), "b.cu": "b"}
+    path = writer.finish({**manifest, "sources": sources})
+    assert path is not None
+    trace = warplens.open(path)
+    assert dict(trace.sources) == {"a.cu": "// größe\n", "b.cu": "b"}
+    assert trace.manifest["sources_left_out"] == ["large.cu"]

@@ -113,11 +113,14 @@ constexpr bool kStreamPerThread = false;
 // Launches by `original(function)`, where nullptr stands for the kernel as it came.
 template <class Original>
 cudaError_t launch_recorded(Session& session, Handle kernel, const void* function, const Shape& shape,
-                            cudaStream_t stream, Original original) {
+                            cudaStream_t stream, void** arguments, Original original) {
   if (kernel == nullptr) return original(nullptr);
   if (stream == nullptr && kStreamPerThread) stream = cudaStreamPerThread;
-  const Launch launch = {&this_unit, kernel, function, shape, stream};
+  const Launch launch = {&this_unit, kernel, function, shape, stream, arguments};
   Decision decision = session.begin(launch);
+  if (decision.replay) {
+    session.replay(launch, decision, [&](const void* build) { return original(build) == cudaSuccess; });
+  }
   const cudaError_t status = original(decision.function);
   session.end(launch, decision, status == cudaSuccess);
   return status;
@@ -170,10 +173,11 @@ static __attribute__((used)) cudaError_t by_handle(cudaKernel_t kernel, WARPLENS
 static cudaError_t by_handle(cudaKernel_t kernel, WARPLENS_DETAIL_PARAMETERS) {
   Session* session = Session::current();
   if (session == nullptr) return warplens_handle(kernel, grid, block, arguments, shared, stream);
-  return launch_recorded(*session, kernel, nullptr, shape_of(grid, block, shared), stream, [&](const void* function) {
-    auto* other = function != nullptr ? static_cast<cudaKernel_t>(find_kernel(function)) : kernel;
-    return warplens_handle(other, grid, block, arguments, shared, stream);
-  });
+  return launch_recorded(
+      *session, kernel, nullptr, shape_of(grid, block, shared), stream, arguments, [&](const void* function) {
+        auto* other = function != nullptr ? static_cast<cudaKernel_t>(find_kernel(function)) : kernel;
+        return warplens_handle(other, grid, block, arguments, shared, stream);
+      });
 }
 #endif
 
@@ -182,10 +186,11 @@ static __attribute__((used)) cudaError_t by_function(const void* kernel, WARPLEN
 static cudaError_t by_function(const void* kernel, WARPLENS_DETAIL_PARAMETERS) {
   Session* session = Session::current();
   if (session == nullptr) return warplens_plain(kernel, grid, block, arguments, shared, stream);
-  return launch_recorded(
-      *session, find_kernel(kernel), kernel, shape_of(grid, block, shared), stream, [&](const void* function) {
-        return warplens_plain(function != nullptr ? function : kernel, grid, block, arguments, shared, stream);
-      });
+  return launch_recorded(*session, find_kernel(kernel), kernel, shape_of(grid, block, shared), stream, arguments,
+                         [&](const void* function) {
+                           return warplens_plain(function != nullptr ? function : kernel, grid, block, arguments,
+                                                 shared, stream);
+                         });
 }
 
 static __attribute__((used)) cudaError_t cooperatively(const void* kernel, WARPLENS_DETAIL_PARAMETERS)
@@ -193,10 +198,11 @@ static __attribute__((used)) cudaError_t cooperatively(const void* kernel, WARPL
 static cudaError_t cooperatively(const void* kernel, WARPLENS_DETAIL_PARAMETERS) {
   Session* session = Session::current();
   if (session == nullptr) return warplens_cooperative(kernel, grid, block, arguments, shared, stream);
-  return launch_recorded(
-      *session, find_kernel(kernel), kernel, shape_of(grid, block, shared), stream, [&](const void* function) {
-        return warplens_cooperative(function != nullptr ? function : kernel, grid, block, arguments, shared, stream);
-      });
+  return launch_recorded(*session, find_kernel(kernel), kernel, shape_of(grid, block, shared), stream, arguments,
+                         [&](const void* function) {
+                           return warplens_cooperative(function != nullptr ? function : kernel, grid, block, arguments,
+                                                       shared, stream);
+                         });
 }
 
 static __attribute__((used)) cudaError_t by_configuration(const cudaLaunchConfig_t* configuration, const void* kernel,
@@ -211,7 +217,7 @@ static cudaError_t by_configuration(const cudaLaunchConfig_t* configuration, con
     shape.cluster[0] = cluster.x, shape.cluster[1] = cluster.y, shape.cluster[2] = cluster.z;
   }
   return launch_recorded(
-      *session, find_kernel(kernel), kernel, shape, configuration->stream, [&](const void* function) {
+      *session, find_kernel(kernel), kernel, shape, configuration->stream, arguments, [&](const void* function) {
         return warplens_configured(configuration, function != nullptr ? function : kernel, arguments);
       });
 }

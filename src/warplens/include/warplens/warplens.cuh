@@ -243,6 +243,29 @@ class Recorder<Sites, false, Policy> {
   __device__ __forceinline__ constexpr void landed(const Values&...) {}
 };
 
+// The kernel's body twice: `body(rec)` with a recorder where the block may be recorded, and with one whose verbs are
+// empty where it is not. A block that is left out then costs one read of what is recorded, at its begin, and no marks;
+// the price is the body's code, twice, and that the read is waited for (docs/adr/0004-buffers-and-overflow.md). Declare
+// __shared__ variables outside of the body, or there are two of each.
+template <class Sites, bool kOn = WARPLENS_ON, class Policy = WARPLENS_POLICY, class Body>
+__device__ __forceinline__ void split(Body&& body) {
+  if constexpr (!kOn || detail::kAllRecorded) {
+    Recorder<Sites, kOn, Policy> rec;
+    body(rec);
+  } else {
+    detail::Choice choice;
+    choice.ask();
+    if (choice.may_record_block()) {
+      Recorder<Sites, true, Policy> rec;
+      body(rec);
+    } else {
+      Recorder<Sites, false, Policy> rec;
+      body(rec);
+      choice.end_block();
+    }
+  }
+}
+
 // `mark_lane` without a recorder: for any device function, inlined or not, in any control flow.
 template <class Sites, bool kOn = WARPLENS_ON, class Policy = WARPLENS_POLICY>
 __device__ __forceinline__ constexpr void mark(typename Sites::Site site) {

@@ -7,6 +7,7 @@ import { below } from "./model.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./codec.js").Numbers} Numbers */
+/** @typedef {import("./codec.js").Reader} Reader */
 /**
  * @typedef {object} Arrival
  * @property {string} basis
@@ -22,17 +23,20 @@ const STEP = 4096;
 export class Arrivals {
   /**
    * @param {Model} model
-   * @param {Record<string, unknown>} columns
-   * @param {(name: string) => Numbers} take
+   * @param {(name: string) => any} ask a Reader of a column; null for one that the page does not have
+   * @param {Numbers | undefined} enders spans that another warp ended
    */
-  constructor(model, columns, take) {
+  constructor(model, ask, enders) {
     this.model = model;
-    this.columns = columns.arrow_basis
-      ? { basis: take("arrow_basis"), of: take("arrow_of"), row: take("arrow_row"), place: take("arrow_place") }
-      : null;
-    this.enders = columns.ender_span
-      ? { span: take("ender_span"), row: take("ender_row"), block: take("ender_block"), warp: take("ender_warp") }
-      : null;
+    /** @type {Record<"basis" | "of" | "row" | "place", Reader> | null} */
+    this.columns = ask("arrow_basis") && {
+      basis: ask("arrow_basis"),
+      of: ask("arrow_of"),
+      row: ask("arrow_row"),
+      place: ask("arrow_place"),
+    };
+    /** @type {{span: Numbers, row: Reader, block: Reader, warp: Reader} | null} */
+    this.enders = enders ? { span: enders, row: ask("ender_row"), block: ask("ender_block"), warp: ask("ender_warp") } : null;
     const bases = Object.entries(model.facts.bases ?? {});
     this.names = bases.sort(([, a], [, b]) => Number(a) - Number(b)).map(([name]) => name);
     /** @type {number[]} per site, whether it waits */
@@ -55,12 +59,12 @@ export class Arrivals {
     const { model, columns } = this;
     if (!columns || !this.waits[model.site[span]]) return this.#joined(span);
     const wait = this.#waitsBefore(span);
-    const basis = this.names[columns.basis[wait]];
-    const of = columns.of[wait];
+    const basis = this.names[columns.basis(wait)];
+    const of = columns.of(wait);
     if (!of) return { basis, arrival: -1, of, row: -1, time: 0, ender: null };
     const from = model.rowOf(span);
-    const row = model.laneRow[model.rows.lane[from]] + columns.row[wait];
-    const arrival = model.rowSpan[row] + (span - model.rowSpan[from]) + columns.place[wait];
+    const row = model.laneRow[model.rows.lane[from]] + columns.row(wait);
+    const arrival = model.rowSpan[row] + (span - model.rowSpan[from]) + columns.place(wait);
     return { basis, arrival, of, row, time: model.start[arrival], ender: null };
   }
 
@@ -73,9 +77,9 @@ export class Arrivals {
     if (!enders) return null;
     const entry = below(enders.span, span);
     if (enders.span[entry] !== span) return null;
-    const row = enders.row[entry] - 1;
+    const row = enders.row(entry) - 1;
     const time = model.end[span];
-    const ender = { block: enders.block[entry], warp: enders.warp[entry] };
+    const ender = { block: enders.block(entry), warp: enders.warp(entry) };
     return { basis: "RECORDED", arrival: row < 0 ? -1 : model.spanAt(row, time, 0), of: 0, row, time, ender };
   }
 

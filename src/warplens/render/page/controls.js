@@ -21,9 +21,6 @@ export class Controls {
     this.timeline = timeline;
     this.view = timeline.view;
     this.model = timeline.model;
-    /** Spans of each site, for what stands beside the buttons. */
-    this.counts = new Uint32Array(this.model.facts.sites.length);
-    for (let i = 0; i < this.model.size; i++) this.counts[this.model.site[i]]++;
     /** The first end of a measure that two chosen spans make. */
     this.anchor = -1;
     this.saving = 0;
@@ -152,7 +149,7 @@ export class Controls {
     } else {
       const facts = model.facts.sites[site];
       byId("site-name").replaceChildren(swatch(facts), isolated(facts.name, facts.name));
-      byId("site-count").textContent = counted(this.counts[site], "span");
+      byId("site-count").textContent = counted(model.counts[site], "span");
     }
   }
 

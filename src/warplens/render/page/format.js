@@ -18,11 +18,20 @@ export function shortNs(ns) {
 }
 
 /**
- * With a comma for each thousand.
+ * With a comma for each thousand, and one digit behind the point where it is not 0. `toLocaleString` says the same, but
+ * takes 30 ms to load when the page opens.
  * @param {number | bigint | null | undefined} value
  */
 export function grouped(value) {
-  return value === null || value === undefined ? "-" : value.toLocaleString("en-US", { maximumFractionDigits: 1 });
+  if (value === null || value === undefined) return "-";
+  return withCommas(typeof value === "bigint" ? String(value) : value.toFixed(1).replace(/\.0$/, ""));
+}
+
+/** @param {string} text of a number, without exponent */
+function withCommas(text) {
+  const point = text.indexOf(".");
+  const whole = point < 0 ? text : text.slice(0, point);
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",") + text.slice(whole.length);
 }
 
 /**
@@ -54,8 +63,7 @@ export function tickText(value, step, time) {
   const largest = Math.max(Math.abs(value), step);
   const [scale, unit] = UNITS.find(([scale]) => largest >= scale * 10) ?? UNITS[3];
   const digits = Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9));
-  const text = (value / scale + 0).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  return `${text} ${unit}`;
+  return `${withCommas((value / scale + 0).toFixed(digits))} ${unit}`;
 }
 
 /**

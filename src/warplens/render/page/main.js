@@ -6,7 +6,6 @@ import { bytesOf, inflate } from "./codec.js";
 import { Controls } from "./controls.js";
 import { byId } from "./dom.js";
 import { Model } from "./model.js";
-import { pyramidOf } from "./pyramid.js";
 import { fillAudit, fillProblems, fillPhases, fillTrust } from "./tables.js";
 import { Theme } from "./theme.js";
 import { Timeline } from "./timeline.js";
@@ -22,11 +21,11 @@ function taken(holder) {
 }
 
 async function open() {
-  const facts = JSON.parse(new TextDecoder().decode(await inflate(bytesOf(taken(byId("facts-data"))))));
-  const holders = [...document.querySelectorAll("script.stream")];
-  const streams = await Promise.all(holders.map((holder) => inflate(bytesOf(taken(holder)))));
+  const holders = [byId("facts-data"), ...document.querySelectorAll("script.stream")];
+  const [text, ...streams] = await Promise.all(holders.map((holder) => inflate(bytesOf(taken(holder)))));
+  const facts = JSON.parse(new TextDecoder().decode(text));
   const model = new Model(facts, streams);
-  const timeline = new Timeline(model, pyramidOf(model), new View(), new Theme(facts.sites));
+  const timeline = new Timeline(model, new View(), new Theme(facts.sites));
   const controls = new Controls(timeline);
   fillTrust(facts);
   fillPhases(facts, {

@@ -5,10 +5,11 @@
  */
 
 import { Arrivals } from "./arrivals.js";
-import { isConstant, numbersOf } from "./codec.js";
+import { isConstant, numbersOf, readerOf } from "./codec.js";
 
 /** @typedef {import("./codec.js").Numbers} Numbers */
 /** @typedef {import("./codec.js").Column} Column */
+/** @typedef {import("./codec.js").Reader} Reader */
 /** @typedef {{launch: number, sm: number, base_cycles: string, offset_ns: number, ns_per_cycle: number}} Clock */
 /** @typedef {Uint32Array | Float64Array} Times */
 /**
@@ -49,6 +50,8 @@ export class Model {
     const columns = facts.columns;
     /** @param {string} name */
     const take = (name) => numbersOf(columns[name], streams);
+    /** @param {string} name of a column that the page need not have @returns {Reader | null} */
+    const ask = (name) => (columns[name] ? readerOf(columns[name], streams) : null);
     /** @type {Clock[]} */
     this.clocks = facts.clocks;
     this.since = BigInt(facts.since_trace_ns);
@@ -66,9 +69,8 @@ export class Model {
       cluster: take("block_cluster"),
       wave: take("block_wave"),
     };
-    const { lane, start } = this.blocks;
-    this.laneBlock = Uint32Array.from(lane.keys()).sort((a, b) => lane[a] - lane[b] || start[a] - start[b]);
-    this.laneFirst = sums(countsOf(lane, this.lanes.launch.length));
+    this.laneFirst = sums(countsOf(this.blocks.lane, this.lanes.launch.length));
+    this.laneBlock = inTime(this.blocks.lane, this.blocks.start, this.laneFirst);
     /** First row of each lane; one more at the end. */
     this.laneRow = sums(countsOf(this.rows.lane, this.lanes.launch.length));
     this.segmentBlock = take("segment_block");
@@ -77,47 +79,57 @@ export class Model {
     this.segmentSpan = sums(take("segment_spans"));
     this.rowSpan = this.rowSegment.map((segment) => this.segmentSpan[segment]);
     this.size = facts.spans;
-    this.site = /** @type {Uint8Array | Uint32Array} */ (take("site"));
+    this.site = /** @type {Uint8Array | Uint16Array | Uint32Array} */ (take("site"));
+    /** @type {number[]} spans of each site */
+    this.counts = facts.site_spans;
     const wide = facts.extent_ns >= 2 ** 32;
     /** @type {Times} */
     this.start = wide ? new Float64Array(this.size) : new Uint32Array(this.size);
     /** @type {Times} */
     this.end = wide ? new Float64Array(this.size) : new Uint32Array(this.size);
     this.gap = take("gap");
-    this.cycles = spread(take("duration"), this.site, facts.sites.length);
-    this.sequence = isConstant(columns.sequence, 0) ? null : take("sequence");
-    this.depth = isConstant(columns.depth, 0) ? null : take("depth");
+    const duration = take("duration");
+    this.cycles = /** @type {Numbers} */ (new /** @type {any} */ (duration.constructor)(this.size));
     this.flags = isConstant(columns.flags, 0) ? null : take("flags");
-    this.payload = columns.payload ? take("payload") : null;
-    this.payloadValid = columns.payload ? take("payload_valid") : null;
-    this.id = columns.id ? take("id") : null;
-    this.idValid = columns.id ? take("id_valid") : null;
-    this.corrected = columns.corrected ? take("corrected") : null;
-    this.correctedValid = columns.corrected ? take("corrected_valid") : null;
-    this.correctedWithin = columns.corrected ? take("corrected_uncertainty") : null;
-    this.arrivals = new Arrivals(this, columns, take);
-    this.#times(take("start_ns"), take("duration_ns"));
+    this.sequence = isConstant(columns.sequence, 0) ? null : ask("sequence");
+    this.depth = isConstant(columns.depth, 0) ? null : ask("depth");
+    this.payload = ask("payload");
+    this.payloadValid = ask("payload_valid");
+    this.id = ask("id");
+    this.idValid = ask("id_valid");
+    this.corrected = ask("corrected");
+    this.correctedValid = ask("corrected_valid");
+    this.correctedWithin = ask("corrected_uncertainty");
+    this.arrivals = new Arrivals(this, ask, columns.ender_span && take("ender_span"));
+    this.#times(duration, take("start_ns"), take("duration_ns"));
   }
 
   /**
-   * Start and end of each span: its clock line tells them to about 1 ns, the columns what that misses.
+   * Cycles, start and end of each span: its clock line tells the times to about 1 ns, the columns what that misses.
+   * @param {Numbers} duration in cycles, ordered by site
    * @param {Numbers} startMissed
    * @param {Numbers} endMissed
    */
-  #times(startMissed, endMissed) {
-    const { start, end, gap, cycles, segmentSpan, segmentBlock } = this;
+  #times(duration, startMissed, endMissed) {
+    const { start, end, site, gap, cycles, segmentSpan, segmentBlock } = this;
+    const next = sums(this.counts);
+    const { clock, since } = this.blocks;
+    const offsets = Float64Array.from(this.clocks, (line) => line.offset_ns);
+    const slopes = Float64Array.from(this.clocks, (line) => line.ns_per_cycle);
     for (let segment = 0; segment < segmentBlock.length; segment++) {
       const block = segmentBlock[segment];
-      const { offset_ns: offset, ns_per_cycle: slope } = this.clocks[this.blocks.clock[block]];
+      const [offset, slope] = [offsets[clock[block]], slopes[clock[block]]];
       const stop = segmentSpan[segment + 1];
-      let at = this.blocks.since[block];
+      let at = since[block];
       let lasting = false;
       for (let i = segmentSpan[segment]; i < stop; i++) {
+        const lasts = duration[next[site[i]]++];
         at += gap[i];
         const begin = Math.floor(offset + at * slope + 0.5) + startMissed[i];
         if (lasting && gap[i] === 0) end[i - 1] = begin + endMissed[i - 1];
-        at += cycles[i];
-        lasting = cycles[i] !== 0;
+        cycles[i] = lasts;
+        at += lasts;
+        lasting = lasts !== 0;
         start[i] = begin;
         end[i] = (lasting ? Math.floor(offset + at * slope + 0.5) : begin) + endMissed[i];
       }
@@ -170,7 +182,7 @@ export class Model {
     let sequence = 0;
     for (let i = first; i <= index; i++) {
       at += this.gap[i] + (i < index ? this.cycles[i] : 0);
-      const step = this.sequence ? this.sequence[i] : 0;
+      const step = this.sequence ? this.sequence(i) : 0;
       sequence = i === first ? step : sequence + 1 + step;
     }
     return {
@@ -187,16 +199,16 @@ export class Model {
       cluster: this.blocks.cluster[blockRow],
       sequence,
       site: this.site[index],
-      depth: this.depth ? this.depth[index] : 0,
+      depth: this.depth ? this.depth(index) : 0,
       flags: this.flags ? this.flags[index] : 0,
-      payload: this.payload && this.payloadValid?.[index] ? this.payload[index] : null,
-      id: this.id && this.idValid?.[index] ? this.id[index] : null,
+      payload: this.payload && this.payloadValid?.(index) ? this.payload(index) : null,
+      id: this.id && this.idValid?.(index) ? this.id(index) : null,
       startNs: this.since + BigInt(this.start[index]),
       startCycles: BigInt(clock.base_cycles) + BigInt(this.blocks.since[blockRow]) + BigInt(at),
       durationNs: this.end[index] - this.start[index],
       durationCycles: this.cycles[index],
-      correctedNs: this.corrected && this.correctedValid?.[index] ? this.end[index] - this.start[index] + this.corrected[index] : null,
-      correctedWithinNs: this.correctedWithin && this.correctedValid?.[index] ? this.correctedWithin[index] : null,
+      correctedNs: this.corrected && this.correctedValid?.(index) ? this.end[index] - this.start[index] + this.corrected(index) : null,
+      correctedWithinNs: this.correctedWithin && this.correctedValid?.(index) ? this.correctedWithin(index) : null,
     };
   }
 
@@ -210,7 +222,7 @@ export class Model {
     const stop = this.segmentSpan[segment + 1];
     let sequence = -1;
     for (let i = first; i < stop; i++) {
-      const step = this.sequence ? this.sequence[i] : 0;
+      const step = this.sequence ? this.sequence(i) : 0;
       sequence = i === first ? step : sequence + 1 + step;
       if (sequence >= wanted) return i;
     }
@@ -278,7 +290,7 @@ export class Model {
 
 /**
  * Running sums: out[0] is 0, out[i + 1] all up to counts[i].
- * @param {Numbers} counts
+ * @param {ArrayLike<number>} counts
  */
 export function sums(counts) {
   const out = new Uint32Array(counts.length + 1);
@@ -298,15 +310,16 @@ export function countsOf(values, size) {
 }
 
 /**
- * Values that stood ordered by site, each at its span.
- * @param {Numbers} values
- * @param {ArrayLike<number>} site
- * @param {number} sites
+ * Blocks by lane and begin; those that begin together stay as they stand.
+ * @param {Numbers} lane
+ * @param {Numbers} start
+ * @param {Uint32Array} first of each lane
  */
-export function spread(values, site, sites) {
-  const next = sums(countsOf(site, sites));
-  const out = values.slice();
-  for (let i = 0; i < site.length; i++) out[i] = values[next[site[i]]++];
+function inTime(lane, start, first) {
+  const out = new Uint32Array(lane.length);
+  const next = first.slice();
+  for (let block = 0; block < lane.length; block++) out[next[lane[block]]++] = block;
+  for (let l = 0; l + 1 < first.length; l++) out.subarray(first[l], first[l + 1]).sort((a, b) => start[a] - start[b] || a - b);
   return out;
 }
 

@@ -4,7 +4,7 @@
  */
 
 /** @typedef {import("./model.js").Model} Model */
-/** @typedef {{from: number, to: number, bins: number, sites: Float32Array[], most: number}} Shares */
+/** @typedef {{from: number, to: number, bins: number, sites: Float64Array[], most: number}} Shares */
 
 const COLUMNS = 900;
 
@@ -18,21 +18,26 @@ const COLUMNS = 900;
  */
 export function sharesOf(model, launch, from, to) {
   const { start, end, site, rows, lanes, rowSpan } = model;
-  const sites = model.facts.sites.map(() => new Float32Array(COLUMNS));
+  const bins = new Float64Array(model.facts.sites.length * COLUMNS);
   const perNs = COLUMNS / Math.max(to - from, 1);
   for (let row = 0; row < rows.lane.length; row++) {
     if (rows.level[row] > 0 || (launch !== null && lanes.launch[rows.lane[row]] !== launch)) continue;
     for (let i = rowSpan[row]; i < rowSpan[row + 1]; i++) {
-      const low = (start[i] - from) * perNs;
-      const high = (end[i] - from) * perNs;
-      const bins = sites[site[i]];
-      let bin = Math.floor(low);
-      if (high <= bin + 1) bins[Math.min(bin, COLUMNS - 1)] += high - low;
-      else for (let at = low; at < high; at = ++bin) bins[bin] += Math.min(high, bin + 1) - at;
+      let low = (start[i] - from) * perNs;
+      let high = (end[i] - from) * perNs;
+      if (low < 0) low = 0;
+      if (high > COLUMNS) high = COLUMNS;
+      if (high <= low) continue;
+      const first = site[i] * COLUMNS;
+      let bin = low | 0;
+      if (high <= bin + 1) bins[first + bin] += high - low;
+      else for (let at = low; at < high; at = ++bin) bins[first + bin] += Math.min(high, bin + 1) - at;
     }
   }
+  /** @type {Float64Array[]} */
+  const sites = model.facts.sites.map((/** @type {unknown} */ _, /** @type {number} */ s) => bins.subarray(s * COLUMNS, (s + 1) * COLUMNS));
   let most = 0;
-  for (let bin = 0; bin < COLUMNS; bin++) most = Math.max(most, sites.reduce((/** @type {number} */ sum, /** @type {Float32Array} */ s) => sum + s[bin], 0));
+  for (let bin = 0; bin < COLUMNS; bin++) most = Math.max(most, sites.reduce((/** @type {number} */ sum, /** @type {Float64Array} */ s) => sum + s[bin], 0));
   return { from, to, bins: COLUMNS, sites, most };
 }
 

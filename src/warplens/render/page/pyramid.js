@@ -1,65 +1,86 @@
 /**
  * Groups of neighbouring spans of a row, for drawing many in one pixel.
- * In: a Model, and which of its spans pass the filters. Out: levels; level k has one entry a group of FACTOR^(k+1)
- * spans: the site that most of its time is in; the number of sites where none of them passes.
+ * In: a Model, and which of its spans pass the filters. Out: of a row, level after level, the site that most of the time
+ * of each group of FACTOR^(level + 1) spans is in; the number of sites where none of them passes. A row is looked
+ * through when it is first asked for.
  */
 
 /** @typedef {import("./model.js").Model} Model */
-/** @typedef {{size: number, first: Uint32Array, site: Uint8Array | Uint16Array}} Level */
 
 export const FACTOR = 4;
 
-/**
- * @param {Model} model
- * @param {Uint8Array | null} [passing] by span; null for all
- * @returns {Level[]}
- */
-export function pyramidOf(model, passing = null) {
-  const rows = model.rowSpan.length - 1;
-  const none = model.facts.sites.length;
-  const Sites = none > 255 ? Uint16Array : Uint8Array;
-  /** @type {Level[]} */
-  const levels = [];
-  /** @type {ArrayLike<number>} */
-  let site = model.site;
-  /** @type {Float32Array | null} */
-  let weight = null;
-  let first = model.rowSpan;
-  for (let size = FACTOR; longest(first) > 1; size *= FACTOR) {
-    const next = new Uint32Array(rows + 1);
-    for (let r = 0; r < rows; r++) next[r + 1] = next[r] + Math.ceil((first[r + 1] - first[r]) / FACTOR);
-    const sites = new Sites(next[rows]);
-    const weights = new Float32Array(next[rows]);
-    for (let r = 0; r < rows; r++) {
-      const stop = first[r + 1];
-      let group = next[r];
-      for (let from = first[r]; from < stop; from += FACTOR, group++) {
-        const to = Math.min(from + FACTOR, stop);
-        let most = -1;
-        sites[group] = none;
-        for (let i = from; i < to; i++) {
-          if (passing && (weight ? site[i] === none : !passing[i])) continue;
-          let sum = 0;
-          for (let j = from; j < to; j++) {
-            if (site[j] === site[i] && (weight || !passing || passing[j])) sum += weight ? weight[j] : model.end[j] - model.start[j];
-          }
-          if (sum > most) {
-            most = sum;
-            sites[group] = site[i];
-          }
-        }
-        weights[group] = Math.max(most, 0);
-      }
-    }
-    levels.push({ size, first: next, site: sites });
-    [site, weight, first] = [sites, weights, next];
+export class Pyramid {
+  /**
+   * @param {Model} model
+   * @param {Uint8Array | null} [passing] by span; null for all
+   */
+  constructor(model, passing = null) {
+    this.model = model;
+    this.passing = passing;
+    this.none = model.facts.sites.length;
+    /** @type {(Uint8Array | Uint16Array | undefined)[]} */
+    this.rows = [];
+    this.weights = new Float64Array(0);
   }
-  return levels;
+
+  /**
+   * All levels of a row, one after the other: level 0 has an entry for each FACTOR of its spans, the next one for each
+   * FACTOR of those, and so on to a single one.
+   * @param {number} row
+   */
+  of(row) {
+    return (this.rows[row] ??= this.#build(row));
+  }
+
+  /** @param {number} row */
+  #build(row) {
+    const { none } = this;
+    const from = this.model.rowSpan[row];
+    let count = this.model.rowSpan[row + 1] - from;
+    const weights = this.#weigh(from, count);
+    const out = new (none > 255 ? Uint16Array : Uint8Array)(sizeOf(count));
+    /** @type {ArrayLike<number>} */
+    let source = this.model.site;
+    let [first, at] = [from, 0];
+    do {
+      const groups = Math.ceil(count / FACTOR);
+      for (let group = 0; group < groups; group++) {
+        const stop = Math.min((group + 1) * FACTOR, count);
+        let [best, most] = [none, -1];
+        for (let i = group * FACTOR; i < stop; i++) {
+          const site = source[first + i];
+          let sum = weights[i];
+          if (sum < 0) continue;
+          for (let j = i + 1; j < stop; j++) if (source[first + j] === site && weights[j] > 0) sum += weights[j];
+          if (sum > most) [best, most] = [site, sum];
+        }
+        out[at + group] = best;
+        weights[group] = most; // in the place of what has been read
+      }
+      [source, first, count, at] = [out, at, groups, at + groups];
+    } while (count > 1);
+    return out;
+  }
+
+  /**
+   * Durations of spans, -1 where one does not pass.
+   * @param {number} from
+   * @param {number} count
+   */
+  #weigh(from, count) {
+    const { start, end } = this.model;
+    if (this.weights.length < count) this.weights = new Float64Array(count);
+    for (let i = 0; i < count; i++) {
+      this.weights[i] = this.passing && !this.passing[from + i] ? -1 : end[from + i] - start[from + i];
+    }
+    return this.weights;
+  }
 }
 
-/** @param {Uint32Array} first */
-function longest(first) {
-  let most = 0;
-  for (let r = 1; r < first.length; r++) most = Math.max(most, first[r] - first[r - 1]);
-  return most;
+/** @param {number} count */
+function sizeOf(count) {
+  let size = 0;
+  do size += count = Math.ceil(count / FACTOR);
+  while (count > 1);
+  return size;
 }

@@ -14,6 +14,8 @@ export class Theme {
     this.bar = this.bar2 = this.barInk = this.selectInk = this.veil = "#000000";
     /** @type {string[]} */
     this.shown = [];
+    /** @type {{of: string, paint: Paint} | null} */
+    this.last = null;
     this.read();
   }
 
@@ -25,6 +27,7 @@ export class Theme {
     this.selectInk = style.getPropertyValue("--select-ink").trim();
     this.veil = style.getPropertyValue("--veil").trim();
     this.family = style.getPropertyValue("--family").trim() || "sans-serif";
+    this.last = null;
   }
 
   /**
@@ -36,22 +39,27 @@ export class Theme {
   }
 
   /**
-   * The pixels' colours: hidden sites are 0, sites beside the one that is highlighted fade into the lane.
+   * The pixels' colours: hidden sites are 0, sites beside the one that is highlighted fade into the lane. The same
+   * object as before where nothing changed.
    * @param {number | null} highlighted
    * @param {Set<number>} hidden
    * @returns {Paint}
    */
   paint(highlighted, hidden) {
+    const of = `${highlighted} ${[...hidden]}`;
+    if (this.last?.of === of) return this.last.paint;
     this.shown = this.sites.map((site, i) =>
       highlighted === null || highlighted === i ? site.color : mixed(site.color, this.lane, 0.8),
     );
-    return {
+    const paint = {
       site: Uint32Array.from(this.shown, (color, i) => (hidden.has(i) ? 0 : pixel(color))),
       hatch: Uint32Array.from(this.shown, (color, i) => pixel(this.sites[i].waits ? mixed(color, "#000000", 0.35) : color)),
       bars: Uint32Array.of(pixel(this.bar), pixel(this.bar2)),
       lane: pixel(this.lane),
       page: pixel(this.page),
     };
+    this.last = { of, paint };
+    return paint;
   }
 
   /** @param {number} site */

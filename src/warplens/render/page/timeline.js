@@ -9,7 +9,7 @@ import { counted, grouped, rangesOf, shortNs } from "./format.js";
 import { firstNotBefore } from "./model.js";
 import { drawOverlay, drawRuler } from "./overlay.js";
 import { Overview, sharesOf } from "./overview.js";
-import { pyramidOf } from "./pyramid.js";
+import { Pyramid } from "./pyramid.js";
 import { Layout } from "./rows.js";
 import { Strips } from "./strips.js";
 import { ROW_HEIGHTS } from "./view.js";
@@ -20,21 +20,18 @@ import { ROW_HEIGHTS } from "./view.js";
 
 const SLACK_PIXELS = 4;
 const STRIPS_AT_FIRST = 9;
-const LATER = 2_000_000;
 
 export class Timeline {
   /**
    * @param {Model} model
-   * @param {import("./pyramid.js").Level[]} levels
    * @param {import("./view.js").View} view
    * @param {import("./theme.js").Theme} theme
    */
-  constructor(model, levels, view, theme) {
+  constructor(model, view, theme) {
     this.model = model;
     this.view = view;
     this.theme = theme;
-    this.levels = levels;
-    this.strips = new Strips(model, levels);
+    this.strips = new Strips(model);
     this.payloads = "";
     /** @type {import("./arrows.js").Head[]} where the arrows just drawn end */
     this.heads = [];
@@ -89,7 +86,7 @@ export class Timeline {
     this.payloads = payload;
     const test = rangesOf(payload) ?? null;
     strips.passing = test && passingOf(model, test);
-    strips.levels = strips.passing ? pyramidOf(model, strips.passing) : this.levels;
+    strips.pyramid = new Pyramid(model, strips.passing);
   }
 
   /** Window and overview of the launch that is looked at. */
@@ -103,14 +100,9 @@ export class Timeline {
       high = Math.max(high, start[b] + time[b]);
     }
     this.view.limits = low <= high ? [low, Math.max(high, low + 1)] : [0, 1];
-    const count = () => {
-      this.overview.shares = sharesOf(this.model, launch, this.view.limits[0], this.view.limits[1]);
-      this.overview.drawn = "";
-      this.draw();
-    };
-    this.overview.shares = null;
-    if (this.model.size > LATER) setTimeout(count, 50); // first the page, then its overview
-    else count();
+    this.overview.shares = sharesOf(this.model, launch, this.view.limits[0], this.view.limits[1]);
+    this.overview.drawn = "";
+    this.draw();
   }
 
   /** Row heights that show some SMs at once, for a page that is opened without a view. */
@@ -157,7 +149,7 @@ export class Timeline {
   drawNow() {
     const { view, theme, layout, model, contexts } = this;
     const paint = theme.paint(view.site, view.hidden);
-    this.strips.draw(contexts.pixels, layout, paint, view, this.scale);
+    [view.from, view.to, view.y] = this.strips.draw(contexts.pixels, layout, paint, view, this.scale);
     const [origin, rate] = this.originAndRate();
     const { width, height, hover, marks } = this;
     const { passing } = this.strips;
@@ -310,7 +302,7 @@ export class Timeline {
  */
 export function passingOf({ payload, payloadValid, size }, test) {
   const out = new Uint8Array(size);
-  if (payload && payloadValid) for (let i = 0; i < size; i++) out[i] = payloadValid[i] && test(payload[i]) ? 1 : 0;
+  if (payload && payloadValid) for (let i = 0; i < size; i++) out[i] = payloadValid(i) && test(payload(i)) ? 1 : 0;
   return out;
 }
 

@@ -72,7 +72,7 @@ def read_spans(frame: pl.DataFrame, blocks: pl.DataFrame) -> Spans:
     start_ns, duration_ns = (frame[name].to_numpy() for name in ("start_ns", "duration_ns"))
     end_ns = start_ns + np.maximum(duration_ns, 0)
     if (end_ns < start_ns).any():
-        raise UsageError("a span ends beyond 2^63 ns: leave it out with --to or --block")
+        raise UsageError("a span ends beyond 2^63 ns: leave it out with --to or --blocks")
     depth, flags = frame["depth"].to_numpy(), frame["flags"].to_numpy()
     instant = (flags & np.uint16(SpanFlag.INSTANT)) != 0
     end_ns[instant] = start_ns[instant]

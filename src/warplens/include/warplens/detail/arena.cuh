@@ -58,6 +58,13 @@ constexpr bool kStepsOnly = true;
 #else
 constexpr bool kStepsOnly = false;
 #endif
+// Every n-th block, all warps of it, and no other choice: known to the compiler, so that nothing is read.
+#ifdef WARPLENS_EVERY
+constexpr u32 kEvery = WARPLENS_EVERY;
+#else
+constexpr u32 kEvery = 0;
+#endif
+constexpr bool kChoiceKnown = kAllRecorded || kEvery != 0;
 
 // Whether a warp is recorded, and what its chunks say of the launch. Returned by value: what a call gets by reference
 // lies in memory ever after.
@@ -99,7 +106,7 @@ struct Choice {
   u32 more = 0;
 
   __device__ __forceinline__ void ask() {
-    if (kAllRecorded) return;
+    if (kChoiceKnown) return;
     const u64 control = control_address();
     if (kArenaKnown || control != 0) {
       load_words(control + layout::kControlChoice, warp_mask, every_inverse, every_limit, more);
@@ -110,6 +117,7 @@ struct Choice {
   template <bool kInline>
   __device__ __forceinline__ Chosen choose() const {
     if (kAllRecorded) return {true, 0};
+    if (kEvery != 0) return {in_known_step(), low(read_gridid())};
     // n divides a number if and only if the number times the inverse of n's odd part, turned right by the count of n's
     // factors 2, is at most (2^32 - 1) / n (Granlund and Montgomery, 1994).
     const bool in_step = rotate_right(linear_block() * every_inverse, more % 32u) <= every_limit;
@@ -120,15 +128,27 @@ struct Choice {
     return {recorded, low(read_gridid())};
   }
 
+  __device__ __forceinline__ static bool in_known_step() { return linear_block() % (kEvery != 0 ? kEvery : 1u) == 0; }
+
+  // May any warp of this block be recorded? The same for all warps of a block: in a window of launches, which each of
+  // them looks up for itself, it may be.
+  __device__ __forceinline__ bool may_record_block() const {
+    if (kChoiceKnown) return kAllRecorded || in_known_step();
+    if (warp_mask == 0) return false;
+    if (rotate_right(linear_block() * every_inverse, more % 32u) > every_limit) return false;
+    if (kStepsOnly || (more & (layout::kChoiceList | layout::kChoiceWindow)) != layout::kChoiceList) return true;
+    return choose_further(more).recorded;
+  }
+
   // Is this iteration of a loop one of those between every n-th?
   __device__ __forceinline__ bool leaves_out(u32 iteration) const {
-    const u32 every = kAllRecorded ? 0u : more >> layout::kChoiceIterationShift;
+    const u32 every = kChoiceKnown ? 0u : more >> layout::kChoiceIterationShift;
     return every > 1u && iteration % every != 0;
   }
 
   // Call it where a block's first warp ends, recorded or not.
   __device__ __forceinline__ void end_block() const {
-    if (!kAllRecorded && (more & layout::kChoiceWindow) != 0 && linear_thread() == 0) {
+    if (!kChoiceKnown && (more & layout::kChoiceWindow) != 0 && linear_thread() == 0) {
       add_to_counter(control_address() + layout::kControlBlocksEnded, 1u);
     }
   }

@@ -43,6 +43,14 @@ struct Contents {
   std::uint32_t sites_hash = 0;
 };
 
+// Whether a chunk says how its block began: there is one such a block.
+inline bool tells_block(const std::uint32_t* chunk) {
+  const std::uint32_t meta = chunk[layout::kWordMeta];
+  const std::uint32_t flags = meta >> layout::kMetaFlagsShift & ((1u << layout::kMetaFlagsBits) - 1u);
+  return meta >> layout::kMetaMarkerShift == layout::kMetaMarker && flags != layout::kDetachedFlags &&
+         (flags & layout::kFlagBlockRecord) != 0;
+}
+
 struct Pair {
   std::uint64_t globaltimer_ns, clock_cycles, sm;
 };
@@ -96,17 +104,17 @@ class Device {
     return value;
   }
   // Lets a slot count launches and record those of a window (chunks then name the launch by its number), or none.
+  // Kernels may run meanwhile: what they count is not written to, and none is recorded before it can see the whole
+  // window.
   bool set_window(const Slot& slot, std::uint64_t first, std::uint64_t launches) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!copy_out(control_, slot.descriptor->control, layout::kControlFresh)) return false;
-    auto* choice = reinterpret_cast<std::uint32_t*>(control_ + layout::kControlChoice);
-    choice[3] |= layout::kChoiceWindow;
+    const std::uint64_t window[] = {first, launches};
+    std::uint32_t choice[4];
+    std::memcpy(choice, choice_, sizeof choice);
     choice[0] = launches > 0 ? options_.warp_mask : 0;
-    std::memcpy(control_ + layout::kControlWindowFirst, &first, 8);
-    std::memcpy(control_ + layout::kControlWindowLaunches, &launches, 8);
-    return driver_.cuMemcpyHtoDAsync_v2(slot.descriptor->control, control_, layout::kControlFresh, stream) ==
-               kSuccess &&
-           driver_.cuStreamSynchronize(stream) == kSuccess;
+    choice[3] |= layout::kChoiceWindow;
+    const bool windowed = launches == 0 || copy_in(slot.descriptor->control + layout::kControlWindowFirst, window);
+    return windowed && copy_in(slot.descriptor->control + layout::kControlChoice, choice);
   }
 
   // Pairs of clock and globaltimer of every SM, by a kernel in `stream` that holds each SM alone.
@@ -154,17 +162,29 @@ class Device {
     return steps[steps.size() / 2];
   }
 
-  std::string facts() const {
+  // Puts other data into the L2 cache, in `stream`.
+  bool flush_l2(Handle stream) {
+    return make_flushed() && driver_.cuMemsetD8Async(flushed_, 0, flushed_bytes(), stream) == kSuccess;
+  }
+
+  std::string pci_address() const {
+    char text[64] = "";
+    driver_.cuDeviceGetPCIBusId(text, sizeof text, number);
+    return text;
+  }
+
+  // `version` and `mig`: what NVML says.
+  std::string facts(const std::string& version, const std::string& mig) const {
     char name[256] = "";
-    int version = 0;
+    int cuda = 0;
     driver_.cuDeviceGetName(name, sizeof name, number);
-    driver_.cuDriverGetVersion(&version);
+    driver_.cuDriverGetVersion(&cuda);
     return "{\"name\":" + json_text(name) + ",\"compute_capability\":[" + std::to_string(attribute(kAttributeMajor)) +
            "," + std::to_string(attribute(kAttributeMinor)) +
            "],\"sm_count\":" + std::to_string(attribute(kAttributeSmCount)) +
-           ",\"l2_bytes\":" + std::to_string(attribute(kAttributeL2Bytes)) +
-           ",\"driver\":null,\"cuda_driver_version\":" + std::to_string(version) +
-           ",\"mig\":null,\"multi_process\":null,\"ordinal\":" + std::to_string(number) + "}";
+           ",\"l2_bytes\":" + std::to_string(attribute(kAttributeL2Bytes)) + ",\"driver\":" + version +
+           ",\"cuda_driver_version\":" + std::to_string(cuda) + ",\"mig\":" + mig +
+           ",\"multi_process\":null,\"ordinal\":" + std::to_string(number) + "}";
   }
 
   const layout::Descriptor* off() const { return off_; }
@@ -208,8 +228,12 @@ class Device {
       slots_[i].descriptor = reinterpret_cast<layout::Descriptor*>(descriptors + 64 * i);
       if (!make_slot(slots_[i], static_cast<std::uint32_t>(chunks))) return false;
     }
+    if (options_.cold_l2 && !make_flushed()) return false;
     return driver_.cuStreamSynchronize(stream) == kSuccess;
   }
+
+  std::size_t flushed_bytes() const { return 2 * static_cast<std::size_t>(attribute(kAttributeL2Bytes)); }
+  bool make_flushed() { return flushed_ != 0 || driver_.cuMemAlloc_v2(&flushed_, flushed_bytes()) == kSuccess; }
 
   // What a control block holds before its launch.
   bool make_fresh(std::uint32_t chunks) {
@@ -223,6 +247,7 @@ class Device {
     choice[1] = inverse;
     choice[2] = 0xffffffffu / options_.every_block;
     choice[3] = twos | (options_.blocks.empty() ? 0u : layout::kChoiceList);
+    std::memcpy(choice_, choice, sizeof choice_);
     if (!options_.blocks.empty() && !make_list()) return false;
     std::memcpy(control_ + layout::kControlPoolCursor, &shared_, 4);
     for (std::uint32_t i = 0; i < layout::kCursorCount; ++i) {
@@ -268,6 +293,13 @@ class Device {
 
   bool copy_out(void* to, Address from, std::size_t size) {
     return driver_.cuMemcpyDtoHAsync_v2(to, from, size, stream) == kSuccess &&
+           driver_.cuStreamSynchronize(stream) == kSuccess;
+  }
+
+  template <class T>
+  bool copy_in(Address to, const T& value) {
+    std::memcpy(control_, &value, sizeof value);
+    return driver_.cuMemcpyHtoDAsync_v2(to, control_, sizeof value, stream) == kSuccess &&
            driver_.cuStreamSynchronize(stream) == kSuccess;
   }
 
@@ -326,8 +358,7 @@ class Device {
       const std::uint32_t meta = words[layout::kWordMeta];
       if (meta >> layout::kMetaMarkerShift != layout::kMetaMarker) continue;
       if (contents.grids.size() < 3) contents.grids.insert(words[layout::kWordGrid]);
-      const std::uint32_t flags = meta >> layout::kMetaFlagsShift & ((1u << layout::kMetaFlagsBits) - 1u);
-      if (flags != layout::kDetachedFlags && (flags & layout::kFlagBlockRecord) != 0) {
+      if (tells_block(words)) {
         contents.sites_hash = words[layout::kBlockRecordWord + layout::kBlockSitesHash];
       }
     }
@@ -347,8 +378,8 @@ class Device {
   std::mutex mutex_;  // of the pinned memory, which launches and the draining thread share
   unsigned char *staging_ = nullptr, *control_ = nullptr;  // pinned
   layout::Descriptor* off_ = nullptr;
-  Address fresh_ = 0, pairs_ = 0;
-  std::uint32_t shared_ = 0;
+  Address fresh_ = 0, pairs_ = 0, flushed_ = 0;
+  std::uint32_t shared_ = 0, choice_[4] = {};
   std::uint64_t last_bytes_ = 0;
   Slot slots_[kSlots];
 };

@@ -24,6 +24,10 @@ constexpr int kAttributeSmCount = 16;
 constexpr int kAttributeL2Bytes = 38;
 constexpr int kAttributeMajor = 75;
 constexpr int kAttributeMinor = 76;
+constexpr int kPointerMemoryType = 2;
+constexpr int kPointerIsManaged = 8;
+constexpr int kPointerDevice = 9;
+constexpr int kMemoryOnDevice = 2;
 constexpr int kFunctionSharedBytes = 1;
 constexpr int kFunctionLocalBytes = 3;
 constexpr int kFunctionRegisters = 4;
@@ -42,9 +46,12 @@ constexpr int kCaptureRelaxed = 2;
   X(cuCtxSynchronize, ())                                                          \
   X(cuDeviceGetName, (char*, int, int))                                            \
   X(cuDeviceGetAttribute, (int*, int, int))                                        \
+  X(cuDeviceGetPCIBusId, (char*, int, int))                                        \
   X(cuDriverGetVersion, (int*))                                                    \
   X(cuMemAlloc_v2, (Address*, std::size_t))                                        \
   X(cuMemFree_v2, (Address))                                                       \
+  X(cuMemGetAddressRange_v2, (Address*, std::size_t*, Address))                    \
+  X(cuPointerGetAttribute, (void*, int, Address))                                  \
   X(cuMemHostAlloc, (void**, std::size_t, unsigned))                               \
   X(cuMemcpyHtoDAsync_v2, (Address, const void*, std::size_t, Handle))             \
   X(cuMemcpyDtoHAsync_v2, (void*, Address, std::size_t, Handle))                   \
@@ -55,6 +62,7 @@ constexpr int kCaptureRelaxed = 2;
   X(cuStreamIsCapturing, (Handle, int*))                                           \
   X(cuThreadExchangeStreamCaptureMode, (int*))                                     \
   X(cuEventCreate, (Handle*, unsigned))                                            \
+  X(cuEventDestroy_v2, (Handle))                                                   \
   X(cuEventRecord, (Handle, Handle))                                               \
   X(cuEventQuery, (Handle))                                                        \
   X(cuEventElapsedTime, (float*, Handle, Handle))                                  \
@@ -70,6 +78,7 @@ struct Driver {
 #define WARPLENS_DETAIL_MEMBER(name, arguments) int(*name) arguments = nullptr;
   WARPLENS_DETAIL_DRIVER(WARPLENS_DETAIL_MEMBER)
 #undef WARPLENS_DETAIL_MEMBER
+  int (*cuKernelGetParamInfo)(Handle, std::size_t, std::size_t*, std::size_t*) = nullptr;  // from CUDA 12.4 on
   const char* missing = nullptr;  // what was not found; nullptr: all is there
 
   Driver() {
@@ -82,6 +91,8 @@ struct Driver {
   }
     WARPLENS_DETAIL_DRIVER(WARPLENS_DETAIL_FIND)
 #undef WARPLENS_DETAIL_FIND
+    if (library == nullptr) return;
+    cuKernelGetParamInfo = reinterpret_cast<decltype(cuKernelGetParamInfo)>(dlsym(library, "cuKernelGetParamInfo"));
   }
 };
 

@@ -60,7 +60,9 @@ struct Shape {
 // A kernel that the program launched.
 struct Kernel {
   std::string name;
-  bool matches = false, silent = false;  // silent: it was recorded once and wrote nothing
+  bool matches = false;
+  bool other_grid = false, other_range = false;  // launched with grids, or in NVTX ranges, that are not asked for
+  bool silent = false;                           // it was recorded once and wrote nothing
   std::uint64_t launches = 0, recorded = 0;
   Handle traced = nullptr, clean = nullptr;  // clean: nullptr where none is known
   const void *traced_function = nullptr, *clean_function = nullptr;
@@ -73,7 +75,9 @@ struct Group {
   const Unit* unit;
   Shape shape;
   std::uint32_t sites_hash = 0;
-  std::uint64_t turn = 0, timed_clean = 0, idle = 0;  // idle: the GPU had nothing to do when it was launched
+  bool replayed = false;  // --replay has timed it
+  std::uint64_t turn = 0, timed_clean = 0, timed_traced = 0,
+                idle = 0;  // idle: the GPU had nothing to do when it was launched
   std::vector<double> traced_ns, clean_ns, off_ns;
   std::string traced_resources = "null", clean_resources = "null";
 };
@@ -85,6 +89,7 @@ struct Launch {
   const void* function;  // nullptr where the launch names the kernel by its handle
   Shape shape;
   Handle stream;
+  void** arguments;
 };
 
 struct Pending {
@@ -98,7 +103,34 @@ struct Pending {
 
 struct Decision {
   const void* function = nullptr;  // launch this one instead; nullptr: as it came
+  bool replay = false;             // and before, again and again, to take times
   Pending pending;
+};
+
+// Launches that were not recorded though they were asked for, by reason.
+struct LeftOut {
+  std::uint64_t overlapped = 0, mixed = 0, crowded = 0, compiled_otherwise = 0, partial = 0, other_captured = 0;
+  bool mixed_graphs = false;
+  std::vector<std::string> not_replayed;
+
+  std::vector<std::string> texts() const {
+    std::vector<std::string> out;
+    const auto say = [&out](std::uint64_t count, const char* why) {
+      if (count > 0) out.push_back(std::to_string(count) + " " + why);
+    };
+    say(overlapped, "launches beside a recorded one on another stream");
+    say(mixed, "launches that another one wrote beside");
+    say(crowded, "launches that found no memory free within 2 s");
+    say(compiled_otherwise, "launches of code that was compiled for another policy, or of which the newest was asked");
+    say(partial, "replays that were under way when recording was switched on or off");
+    say(other_captured,
+        "captured launches of another kernel, shape or GPU than the first: one is recorded; -k and --grids choose it");
+    for (const std::string& why : not_replayed) out.push_back("replays of " + why);
+    if (mixed_graphs)
+      out.push_back(
+          "replays of graphs: kernels or shapes differ, and without WARPLENS_PAIR their marks cannot be told apart");
+    return out;
+  }
 };
 
 // The build that the program did not name; nullptr where it named the wanted one, or there is none.

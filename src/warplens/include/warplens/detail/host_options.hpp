@@ -6,7 +6,10 @@
 
 #include <regex.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -51,13 +54,16 @@ inline std::map<std::string, std::string> parse_request(const char* text) {
 
 struct Options {
   bool wanted = false;
-  bool paused = false;  // until start_recording()
-  std::string folder;   // where the process leaves its file
-  std::string kernels;
+  bool paused = false;    // until start_recording()
+  bool switched = false;  // on while the file `on` is in the folder
+  bool replay = false, cold_l2 = false, with_source = true;
+  std::string folder;  // where the process leaves its file
+  std::string kernels, nvtx_include, policy = "auto", keep = "oldest";
   std::string note = "null", host = "null", command = "null";  // JSON, as they stand in the manifest
   std::uint64_t skip = 0, count = 0, rounds = 0, capacity_bytes = 0;
   std::uint32_t every_block = 1, warp_mask = 0xffffffffu;
   std::vector<std::uint32_t> blocks;
+  std::vector<std::array<unsigned, 3>> grids;
 
   Options() {
     const char* text = std::getenv(kVariable);
@@ -70,11 +76,19 @@ struct Options {
     if (number("version", 0) != kRequestVersion) return;
     folder = keys["folder"];
     kernels = keys["kernels"];
+    nvtx_include = keys["nvtx_include"];
     for (auto& text :
          {std::make_pair("note", &note), std::make_pair("host", &host), std::make_pair("command", &command)}) {
       if (keys.count(text.first) != 0) *text.second = keys[text.first];
     }
     paused = number("paused", 0) != 0;
+    switched = number("switched", 0) != 0;
+    replay = number("replay", 0) != 0;
+    cold_l2 = number("cold_l2", 0) != 0;
+    with_source = number("source", 1) != 0;
+    for (auto& text : {std::make_pair("policy", &policy), std::make_pair("keep", &keep)}) {
+      if (keys.count(text.first) != 0) *text.second = keys[text.first];
+    }
     skip = number("launch_skip", 0);
     count = number("launch_count", 100);
     rounds = number("rounds", 10);
@@ -87,7 +101,22 @@ struct Options {
       if (end == at) break;
       at = *end == ',' ? end + 1 : end;
     }
+    std::array<unsigned, 3> sizes;
+    int length = 0;
+    for (const char* at = keys["grids"].c_str();
+         std::sscanf(at, "%ux%ux%u%n", &sizes[0], &sizes[1], &sizes[2], &length) == 3; at += *at == ',') {
+      grids.push_back(sizes);
+      at += length;
+    }
     wanted = !folder.empty() && every_block > 0;
+  }
+
+  bool takes(const unsigned* grid) const {
+    if (grids.empty()) return true;
+    for (const auto& sizes : grids) {
+      if (std::equal(sizes.begin(), sizes.end(), grid)) return true;
+    }
+    return false;
   }
 };
 

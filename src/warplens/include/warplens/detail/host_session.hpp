@@ -13,10 +13,9 @@
 #include <deque>
 #include <mutex>
 #include <thread>
-#include <unordered_map>
 
-#include "host_launch.hpp"
-#include "host_writer.hpp"
+#include "host_graphs.hpp"
+#include "host_replay.hpp"
 
 namespace warplens {
 namespace detail {
@@ -35,24 +34,45 @@ class Session {
   Decision begin(const Launch& launch) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (stopped_) return {};
-    Kernel& kernel = kernel_of(launch);
+    watch_switch();
+    Kernel& kernel = kernels_.of(launch);
     ++kernel.launches;
-    if (!kernel.matches || kernel.silent) return {};
-    const bool past = !on_ || matched_++ < options_.skip || ended_;
-    void* made = nullptr;
-    if (current_context() == nullptr) launch.unit->symbol(&made);  // a thread's first call: the runtime gives it one
-    int capture = kCaptureNone;
-    if (driver_.cuStreamIsCapturing(launch.stream, &capture) != kSuccess) return {};
-    if (capture != kCaptureNone) return captured(launch, kernel);
-    if (past || kept_ >= options_.count) return unrecorded(launch, kernel);
-    Device* device = device_of(launch);
-    if (device == nullptr || !device->error.empty()) return unrecorded(launch, kernel);
-    if (overlaps(launch, *device)) {
-      ++overlapped_;
+    if (kernel.silent) return {};
+    if (!kernel.matches) return unrecorded(launch, kernel);
+    if (!options_.takes(launch.shape.grid)) {
+      kernel.other_grid = true;
       return unrecorded(launch, kernel);
     }
-    Group& group = group_of(launch, kernel);
-    const bool clean = group.timed_clean < options_.rounds && group.turn++ % 2 == 1;
+    if (!options_.nvtx_include.empty() && !in_range()) {
+      kernel.other_range = true;
+      return unrecorded(launch, kernel);
+    }
+    if (options_.keep != "oldest" || (options_.policy != "auto" && options_.policy != launch.unit->policy)) {
+      ++left_out_.compiled_otherwise;
+      return {};
+    }
+    const bool past = !on_ || matched_++ < options_.skip || ended_;
+    void* made = nullptr;
+    Handle context = current_context();
+    if (context == nullptr) {
+      launch.unit->symbol(&made);  // a thread's first call: the runtime gives it one
+      context = current_context();
+    }
+    int capture = kCaptureNone;
+    if (driver_.cuStreamIsCapturing(launch.stream, &capture) != kSuccess) return {};
+    if (capture != kCaptureNone) {
+      Device* device = device_of(launch, context, true);
+      return device == nullptr || !device->error.empty() ? Decision{} : graphs_.captured(launch, kernel, *device, on_);
+    }
+    if (past || kept_ >= options_.count) return unrecorded(launch, kernel);
+    Device* device = device_of(launch, context);
+    if (device == nullptr || !device->error.empty()) return unrecorded(launch, kernel);
+    if (overlaps(launch, *device)) {
+      ++left_out_.overlapped;
+      return unrecorded(launch, kernel);
+    }
+    Group& group = kernels_.group_of(launch, kernel);
+    const bool clean = !options_.replay && group.timed_clean < options_.rounds && group.turn++ % 2 == 1;
     return clean ? timed(launch, kernel, group, *device) : recorded(lock, launch, kernel, group, *device);
   }
 
@@ -62,8 +82,10 @@ class Session {
     if (pending.group == nullptr) return;
     std::lock_guard<std::mutex> lock(mutex_);
     // Had the GPU come to the start before the kernel was there, the time would be the host's.
-    pending.timed = driver_.cuEventQuery(pending.start) == kNotReady;
-    driver_.cuEventRecord(pending.stop, launch.stream);
+    if (pending.start != nullptr) {
+      pending.timed = driver_.cuEventQuery(pending.start) == kNotReady;
+      driver_.cuEventRecord(pending.stop, launch.stream);
+    }
     if (pending.slot != nullptr) {
       write_descriptors(launch, *pending.device, nullptr);
       driver_.cuEventRecord(pending.done, launch.stream);
@@ -80,11 +102,25 @@ class Session {
   // Launches while it is off run without being recorded or counted; graphs that were captured already obey too.
   void set_on(bool on) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (stopped_ || on_ == on) return;
-    on_ = on;
-    if (replayed_.slot == nullptr || mixed_graphs_ || replays_taken_) return;
-    const Relaxed relaxed(driver_);
-    set_window(replayed_.device->blocks_ended(*replayed_.slot) / replayed_.group->shape.blocks());
+    switch_to(on);
+  }
+
+  // With --replay, before the launch itself: times of clean and traced ones. `launch_as(function)` makes another one of
+  // that build. Waits for the stream.
+  template <class LaunchAs>
+  void replay(const Launch& launch, Decision& decision, LaunchAs launch_as) {
+    Pending& pending = decision.pending;
+    Replay replay(driver_, options_, *pending.device, launch);
+    replay.run(*pending.group->kernel, launch_as);
+    Contents left;  // what the traced ones wrote
+    const auto forget = [](const void*, std::size_t) { return true; };
+    pending.device->drain(*pending.slot, left, [](std::uint64_t) { return true; }, forget);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Group& group = *pending.group;
+    group.clean_ns.insert(group.clean_ns.end(), replay.clean_ns.begin(), replay.clean_ns.end());
+    group.traced_ns.insert(group.traced_ns.end(), replay.traced_ns.begin(), replay.traced_ns.end());
+    if (!replay.why.empty()) left_out_.not_replayed.push_back(group.kernel->name + ": " + replay.why);
+    write_descriptors(launch, *pending.device, pending.slot->descriptor);
   }
 
   // At the program's end: what is under way is waited for, a little, and the file gets its manifest and its name.
@@ -130,28 +166,39 @@ class Session {
   }
 
   Session(const Driver& driver, const Options& options)
-      : driver_(driver), options_(options), pattern_(options.kernels), on_(!options.paused), writer_(options) {
+      : driver_(driver),
+        options_(options),
+        on_(!options.paused),
+        kernels_(driver, options),
+        writer_(options),
+        graphs_(driver, options, kernels_, writer_, left_out_) {
     if (driver_.missing != nullptr) ended_ = true;
   }
 
-  Kernel& kernel_of(const Launch& launch) {
-    Kernel& kernel = kernels_[launch.kernel];
-    if (!kernel.name.empty()) return kernel;
-    const char* name = nullptr;
-    if (driver_.missing == nullptr) driver_.cuKernelGetName(&name, launch.kernel);
-    kernel.name = name != nullptr ? demangled(name) : "(name not known)";
-    kernel.matches = driver_.missing == nullptr && pattern_.found_in(kernel.name);
-    kernel.traced = launch.kernel;
-    for (Twins* twins = Registered<Twins>::first(); twins != nullptr; twins = twins->next) {
-      const Handle traced = launch.unit->kernel_of(twins->traced), clean = launch.unit->kernel_of(twins->clean);
-      if (traced == nullptr || clean == nullptr || (launch.kernel != traced && launch.kernel != clean)) continue;
-      kernel.traced = traced, kernel.clean = clean;
-      kernel.traced_function = twins->traced, kernel.clean_function = twins->clean;
-      if (launch.kernel == clean && driver_.cuKernelGetName(&name, traced) == kSuccess) kernel.name = demangled(name);
-      kernel.matches |= pattern_.found_in(kernel.name);
-      match_limits(driver_, launch.kernel == clean ? clean : traced, launch.kernel == clean ? traced : clean);
+  // Of NVTX; the library that knows has been loaded once a range was opened (nvtx_ranges.cpp).
+  bool in_range() {
+    if (ask_range_ == nullptr) {
+      const char* path = std::getenv("NVTX_INJECTION64_PATH");
+      void* library = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : nullptr;
+      if (library != nullptr) ask_range_ = reinterpret_cast<int (*)()>(dlsym(library, "warplens_in_range"));
     }
-    return kernel;
+    return ask_range_ != nullptr && ask_range_() != 0;
+  }
+
+  void switch_to(bool on) {
+    if (stopped_ || on_ == on) return;
+    on_ = on;
+    graphs_.switch_to(on);
+  }
+
+  // `warplens record` was sent a signal: it makes or removes a file, which is looked for ten times a second at most.
+  void watch_switch() {
+    if (!options_.switched) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - looked_ < std::chrono::milliseconds(100)) return;
+    looked_ = now;
+    const bool asked = access((options_.folder + "/on").c_str(), F_OK) == 0;
+    if (asked != switched_on_) switch_to(switched_on_ = asked);
   }
 
   Handle current_context() const {
@@ -160,9 +207,10 @@ class Session {
   }
 
   // `capturing`: the launch's stream takes nodes of a graph, and nothing of ours.
-  Device* device_of(const Launch& launch, bool capturing = false) {
-    const Handle context = current_context();
+  Device* device_of(const Launch& launch, Handle context, bool capturing = false) {
     if (context == nullptr) return nullptr;
+    const auto known = devices_.find(context);
+    if (known != devices_.end() && launch.unit->symbols.count(context) != 0) return known->second.get();
     const Relaxed relaxed(driver_);
     auto& device = devices_[context];
     if (device == nullptr) {
@@ -212,21 +260,6 @@ class Session {
     return false;
   }
 
-  Group& group_of(const Launch& launch, const Kernel& kernel) {
-    for (Group& group : groups_) {
-      if (group.kernel->traced == kernel.traced && group.shape == launch.shape) return group;
-    }
-    groups_.push_back({});
-    Group& group = groups_.back();
-    group.index = groups_.size() - 1;
-    group.kernel = &kernel;
-    group.unit = launch.unit;
-    group.shape = launch.shape;
-    group.traced_resources = resources_of(driver_, kernel.traced, launch.shape);
-    group.clean_resources = resources_of(driver_, kernel.clean, launch.shape);
-    return group;
-  }
-
   Decision timed(const Launch& launch, const Kernel& kernel, Group& group, Device& device) {
     Decision decision;
     Pending& pending = decision.pending;
@@ -243,6 +276,7 @@ class Session {
     pending.device = &device, pending.group = &group, pending.stream = launch.stream, pending.clean = true;
     ++group.timed_clean;
     decision.function = other_build(launch, kernel, false);
+    if (options_.cold_l2) device.flush_l2(launch.stream);
     driver_.cuEventRecord(pending.start, launch.stream);
     return decision;
   }
@@ -254,52 +288,24 @@ class Session {
       room_.wait_for(lock, kLongestWait, [&] { return (slot = device.free_slot()) != nullptr || stopped_; });
     }
     if (slot == nullptr || stopped_) {
-      ++crowded_;
+      ++left_out_.crowded;
       return unrecorded(launch, kernel);
     }
     slot->busy = true;
     Decision decision;
     Pending& pending = decision.pending;
     pending.device = &device, pending.group = &group, pending.slot = slot, pending.stream = launch.stream;
-    pending.start = slot->start, pending.stop = slot->stop, pending.done = slot->done;
+    pending.done = slot->done;
+    if (!options_.replay && group.timed_traced < options_.rounds) {
+      ++group.timed_traced;
+      pending.start = slot->start, pending.stop = slot->stop;
+    }
     decision.function = other_build(launch, kernel, true);
     write_descriptors(launch, device, slot->descriptor);
-    driver_.cuEventRecord(pending.start, launch.stream);
+    if (options_.replay && !group.replayed) decision.replay = group.replayed = true;
+    if (options_.cold_l2) device.flush_l2(launch.stream);
+    if (pending.start != nullptr) driver_.cuEventRecord(pending.start, launch.stream);
     return decision;
-  }
-
-  // A launch that becomes a node of a graph: nothing may be put beside it. Its unit's descriptor stays on, in a slot
-  // that counts launches, which are then recorded when the graph is replayed.
-  Decision captured(const Launch& launch, Kernel& kernel) {
-    Device* device = device_of(launch, true);
-    if (device == nullptr || !device->error.empty()) return {};
-    Decision decision;
-    decision.function = other_build(launch, kernel, true);
-    const Relaxed relaxed(driver_);
-    if (replayed_.slot == nullptr) {
-      Slot* slot = device->free_slot();
-      if (slot == nullptr) return unrecorded(launch, kernel);
-      slot->busy = true;
-      replayed_ = {};
-      replayed_.device = device, replayed_.slot = slot;
-      replayed_.group = &group_of(launch, kernel);
-      set_window(0);
-      launch.unit->rest[device->context] = slot->descriptor;
-      const Address symbol = launch.unit->symbols[device->context];
-      driver_.cuMemcpyHtoDAsync_v2(symbol, slot->descriptor, sizeof *slot->descriptor, device->stream);
-      driver_.cuStreamSynchronize(device->stream);
-    } else if (replayed_.device != device || replayed_.group != &group_of(launch, kernel)) {
-      if (!mixed_graphs_) device->set_window(*replayed_.slot, 0, 0);
-      mixed_graphs_ = true;  // launches are counted by their blocks, which only works for equal ones
-    }
-    return decision;
-  }
-
-  // The launches of the captured kernel that are recorded, from its launch `number` on.
-  void set_window(std::uint64_t number) {
-    const std::uint64_t count = on_ ? options_.count : 0;
-    if (on_) window_end_ = number + options_.skip + count;
-    replayed_.device->set_window(*replayed_.slot, number + options_.skip, count);
   }
 
   void release(Pending& pending) {
@@ -316,9 +322,10 @@ class Session {
     while (true) {
       wake_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stopped_ || !queue_.empty(); });
       if (stopped_) return;
+      watch_switch();
       if (queue_.empty()) {
         draining_ = true;
-        drain_replays(lock, false);
+        graphs_.drain(lock, false);
         draining_ = false;
         continue;
       }
@@ -369,74 +376,27 @@ class Session {
     std::lock_guard<std::mutex> lock(mutex_);
     Group& group = *pending.group;
     if (well && contents.chunks == 0 && contents.lost_chunks == 0) {
-      kernels_[group.kernel->traced].silent |= options_.blocks.empty();
-      if (group.kernel->clean != nullptr) kernels_[group.kernel->clean].silent |= options_.blocks.empty();
+      if (options_.blocks.empty()) kernels_.silence(group);
       --kept_;
       return;
     }
     if (!well || contents.grids.size() > 1) {
-      if (well) ++mixed_;  // another launch wrote beside it: whose is whose is not known
+      if (well) ++left_out_.mixed;  // another launch wrote beside it: whose is whose is not known
       writer_.drop_records();
       return;
     }
     if (has_time) group.traced_ns.push_back(ms * 1e6);
     if (contents.sites_hash != 0) group.sites_hash = contents.sites_hash;
-    ++kernels_[group.kernel->traced].recorded;
+    kernels_.count_recorded(group);
     writer_.add_launch(number, group, contents, pending.stream, options_, false, 0);
-  }
-
-  // The window of replays, once it has passed, or what there is of it at the end.
-  void drain_replays(std::unique_lock<std::mutex>& lock, bool at_end) {
-    if (replayed_.slot == nullptr || replays_taken_ || mixed_graphs_) return;
-    Pending pending = replayed_;
-    lock.unlock();
-    const Relaxed relaxed(driver_);
-    driver_.cuCtxSetCurrent(pending.device->context);
-    const std::uint64_t blocks = pending.group->shape.blocks();
-    const std::uint64_t ended = pending.device->blocks_ended(*pending.slot) / blocks;
-    if (at_end || ended >= window_end_) take_replays(pending, ended);
-    lock.lock();
-  }
-
-  void take_replays(Pending& pending, std::uint64_t ended) {
-    replays_taken_ = true;
-    if (pending.device->calibrated) {
-      writer_.calibration("before", pending.device->calibration());
-      pending.device->calibrated = false;
-    }
-    Contents contents;
-    std::map<std::uint32_t, std::vector<std::uint32_t>> launches;
-    const auto add = [&](const void* data, std::size_t size) {
-      const auto* words = static_cast<const std::uint32_t*>(data);
-      for (std::size_t i = 0; i < size / layout::kChunkBytes; ++i, words += layout::kChunkWords) {
-        auto& into = launches[words[layout::kWordGrid]];
-        into.insert(into.end(), words, words + layout::kChunkWords);
-      }
-      return true;
-    };
-    if (!pending.device->drain(*pending.slot, contents, [](std::uint64_t) { return true; }, add)) return;
-    pending.group->sites_hash = contents.sites_hash;
-    for (auto& entry : launches) {
-      if (entry.first >= ended) continue;  // it has not ended
-      Contents own;
-      own.chunks = entry.second.size() / layout::kChunkWords;
-      own.lost_events = contents.lost_events, own.lost_chunks = contents.lost_chunks;  // of all: the first one tells
-      contents.lost_events = contents.lost_chunks = 0;
-      const std::uint64_t number = writer_.launches();
-      if (!writer_.begin_records(*pending.device, own.chunks)) return;
-      if (!writer_.add_records(entry.second.data(), entry.second.size() * 4)) return;
-      std::lock_guard<std::mutex> lock(mutex_);
-      ++kernels_[pending.group->kernel->traced].recorded;
-      writer_.add_launch(number, *pending.group, own, nullptr, options_, true, entry.first);
-    }
   }
 
   void finish_device(Device& device) {
     if (!device.error.empty() || driver_.cuCtxSetCurrent(device.context) != kSuccess) return;
-    if (replayed_.device == &device && !replays_taken_) {
+    if (graphs_.is_open() && graphs_.is_of(device)) {
       driver_.cuCtxSynchronize();
       std::unique_lock<std::mutex> lock(mutex_);
-      drain_replays(lock, true);
+      graphs_.drain(lock, true);
     }
     if (device.calibrators.first == nullptr || writer_.launches() == 0) return;
     if (device.calibrate(device.calibrators.first, device.stream)) {
@@ -447,43 +407,30 @@ class Session {
 
   Summary summary() const {
     Summary out;
-    for (const Group& group : groups_) out.groups.push_back(group_entry(group));
-    for (const auto& entry : kernels_) {
-      const Kernel& kernel = entry.second;
-      if (kernel.name.empty()) continue;
-      out.ran.push_back("{\"name\":" + json_text(kernel.name) + ",\"launches\":" + std::to_string(kernel.launches) +
-                        ",\"recorded\":" + std::to_string(kernel.recorded) +
-                        ",\"matches\":" + (kernel.matches ? "true" : "false") +
-                        ",\"without_marks\":" + (kernel.silent ? "true" : "false") + "}");
-    }
-    const auto say = [&out](std::uint64_t count, const char* why) {
-      if (count > 0) out.left_out.push_back(std::to_string(count) + " " + why);
-    };
-    say(overlapped_, "launches beside a recorded one on another stream");
-    say(mixed_, "launches that another one wrote beside");
-    say(crowded_, "launches that found no memory free within 2 s");
-    if (mixed_graphs_)
-      out.left_out.push_back("replays of graphs: kernels or shapes differ, and replays are counted by blocks");
+    out.groups = kernels_.groups();
+    out.ran = kernels_.ran();
+    out.left_out = left_out_.texts();
     if (driver_.missing != nullptr) out.left_out.push_back(std::string("everything: not found: ") + driver_.missing);
     return out;
   }
 
   const Driver& driver_;
   const Options& options_;
-  Pattern pattern_;
   std::mutex mutex_;
   std::condition_variable wake_, room_;  // something to drain; a slot is free
   std::thread drainer_;
   std::atomic<bool> stopped_{false};
-  bool on_, ended_ = false, draining_ = false, mixed_graphs_ = false, replays_taken_ = false;
-  std::uint64_t window_end_ = ~0ull, matched_ = 0, kept_ = 0, overlapped_ = 0, crowded_ = 0, mixed_ = 0;
-  std::unordered_map<Handle, Kernel> kernels_;
-  std::deque<Group> groups_;  // addresses stay
+  bool on_, switched_on_ = false, ended_ = false, draining_ = false;
+  std::uint64_t matched_ = 0, kept_ = 0;
+  LeftOut left_out_;
+  int (*ask_range_)() = nullptr;
+  std::chrono::steady_clock::time_point looked_{};
+  Kernels kernels_;
   std::map<Handle, std::unique_ptr<Device>> devices_;
   std::deque<Pending> queue_;
   std::vector<std::pair<Handle, Handle>> spare_;
-  Pending replayed_;
   Writer writer_;
+  Graphs graphs_;
 };
 
 }  // namespace host

@@ -9,15 +9,19 @@
 #include <atomic>
 #include <cstdio>
 #include <ctime>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "host_file.hpp"
 #include "host_launch.hpp"
+#include "host_nvml.hpp"
 
 namespace warplens {
 namespace detail {
 namespace host {
+
+constexpr std::size_t kSourcesBytes = 1u << 20;
 
 // What a process says of itself at its end, as JSON.
 struct Summary {
@@ -39,8 +43,13 @@ class Writer {
   std::uint64_t launches() const { return launches_; }
 
   bool begin_records(const Device& device, std::uint64_t chunks) {
-    if (facts_.empty()) facts_ = device.facts();
-    if (file_.is_empty()) add("manifest.json", manifest({}, false));
+    if (file_.is_empty()) {
+      const Nvml nvml(address_ = device.pci_address());
+      facts_ = device.facts(nvml.driver(), nvml.mig());
+      state_before_ = nvml.state();
+      if (options_.with_source) add_sources();
+      add("manifest.json", manifest({}, false));
+    }
     const bool well = file_.begin(member(launches_), chunks * layout::kChunkBytes);
     begun_ = well;
     if (!well) complain(file_.error());
@@ -69,7 +78,7 @@ class Writer {
                               ",\"lost_chunks\":" + std::to_string(contents.lost_chunks) +
                               ",\"every\":" + std::to_string(options.every_block) +
                               ",\"warp_mask\":" + std::to_string(options.warp_mask) + ",\"blocks\":" + blocks +
-                              ",\"cold_l2\":false}";
+                              ",\"cold_l2\":" + (options.cold_l2 && !replayed ? "true" : "false") + "}";
     begun_ = false;
     entries_.push_back(entry);
     policy_ = group.unit->policy;
@@ -95,8 +104,11 @@ class Writer {
   void finish(const Driver&, const Summary& summary) {
     if (file_.is_empty()) {
       file_.remove();
-    } else if (!(file_.add_member("manifest.json", manifest(summary.groups, true)) && file_.finish("launches/"))) {
-      complain(file_.error());
+    } else {
+      state_after_ = Nvml(address_).state();
+      if (!(file_.add_member("manifest.json", manifest(summary.groups, true)) && file_.finish("launches/"))) {
+        complain(file_.error());
+      }
     }
     note(summary);
   }
@@ -117,6 +129,29 @@ class Writer {
   }
   void add(const std::string& name, const std::string& content) {
     if (!file_.add_member(name, content)) complain(file_.error());
+  }
+  // The texts that sites stand in, where they are to be found; 1 MiB in all, as trace/file.py takes it.
+  void add_sources() {
+    std::set<std::string> seen;
+    std::size_t room = kSourcesBytes;
+    for (const SiteSet* set : site_sets()) {
+      const auto parts = split(set->text, '\x1d');
+      if (parts.size() < 2 || parts[1].empty() || !seen.insert(parts[1]).second) continue;
+      std::string text(room + 1, '\0');
+      std::FILE* file = std::fopen(parts[1].c_str(), "re");
+      if (file == nullptr) continue;
+      text.resize(std::fread(&text[0], 1, text.size(), file));
+      std::fclose(file);
+      const std::string path = json_text(parts[1]);
+      if (text.size() > room) {
+        left_out_ += (left_out_.empty() ? "" : ",") + path;
+        continue;
+      }
+      room -= text.size();
+      const std::string member = "source/" + std::to_string(sources_.size()) + ".txt";
+      add(member, text);
+      sources_.push_back("{\"path\":" + path + ",\"member\":" + json_text(member) + "}");
+    }
   }
   static std::string rank() {
     for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
@@ -147,8 +182,10 @@ class Writer {
            ",\"complete\":" + (complete ? "true" : "false") + ",\"note\":" + options_.note +
            ",\"host\":" + options_.host + ",\"command\":" + options_.command + ",\"policy\":" + json_text(policy_) +
            ",\"keep\":\"oldest\",\"capacity_bytes\":" + std::to_string(options_.capacity_bytes / kSlots) +
-           ",\"device\":" + facts_ +
-           ",\"clock_state\":null,\"globaltimer_step_ns\":" + (step_ns_ > 0 ? std::to_string(step_ns_) : "null") +
+           ",\"device\":" + facts_ + ",\"clock_state\":{\"before\":" + state_before_ + ",\"after\":" + state_after_ +
+           "},\"sources\":" + joined(sources_) +
+           (left_out_.empty() ? "" : ",\"sources_left_out\":[" + left_out_ + "]") +
+           ",\"globaltimer_step_ns\":" + (step_ns_ > 0 ? std::to_string(step_ns_) : "null") +
            ",\"site_sets\":" + joined(sets) + ",\"kernels\":" + joined(groups) +
            ",\"launches\":" + joined(complete ? entries_ : std::vector<std::string>{}) +
            ",\"calibration\":" + joined(calibrations_) + ",\"process\":" + process() + "}";
@@ -170,8 +207,9 @@ class Writer {
   File file_;
   bool begun_ = false;
   std::uint64_t launches_ = 0, step_ns_ = 0;
-  std::string facts_, policy_ = "packed", why_;
-  std::vector<std::string> entries_, calibrations_;
+  std::string address_, facts_, policy_ = "packed", why_, left_out_;
+  std::string state_before_ = "null", state_after_ = "null";  // of clocks and power
+  std::vector<std::string> entries_, calibrations_, sources_;
   std::atomic<bool> complained_{false};
 };
 

@@ -50,7 +50,7 @@ class Staged {
     const bool has_payload = (code & layout::kCodePayload) != 0;
     if (after_wait) settle();
     const u64 clock = read_clock();
-    if (count_ + 1 + (has_id ? 1 : 0) + (has_payload ? 1 : 0) > layout::kRecordSlots) flush(0);
+    if (count_ + 1 + (has_id ? 1 : 0) + (has_payload ? 1 : 0) > layout::kRecordSlots) flush(0, clock, 0);
     const bool writes = speaks(__activemask());
     if (sequence_ + count_ == 0 && writes) store_shared(stage_ + kBeginOffset, low(read_globaltimer()), 0);
     keep(writes, low(clock), (high(clock) << 16) | code);
@@ -62,8 +62,11 @@ class Staged {
 
   __device__ __forceinline__ u32 next_sequence() const { return sequence_ + count_; }
 
-  // After a wait too: the atomic in shared memory lies between a barrier and the clock of the end.
-  __device__ __forceinline__ void finish(bool) {
+  // The clock of the end is read first: the fences and the atomic take some hundred cycles, which are the recorder's.
+  __device__ __forceinline__ void finish(bool after_wait) {
+    if (after_wait) settle();
+    const u64 now = read_clock();
+    const u64 globaltimer = read_globaltimer();
     const u32 active = __activemask();
     const u32 threads = blockDim.x * blockDim.y * blockDim.z - linear_warp() * 32u;
     const u32 all = threads >= 32u ? kFullMask : (1u << threads) - 1u;
@@ -74,7 +77,7 @@ class Staged {
     choice_.end_block();
     if ((__shfl_sync(active, ended, leader) | active) != all) return;  // the last lanes to leave end the warp
     fence_block();                                                     // and read what the others stored
-    flush(layout::kFlagLast | (active == all ? 0u : layout::kFlagPartial));
+    flush(layout::kFlagLast | (active == all ? 0u : layout::kFlagPartial), now, globaltimer);
   }
 
  private:
@@ -88,22 +91,22 @@ class Staged {
     ++count_;
   }
 
-  __device__ __forceinline__ void flush(u32 flags) {
+  // `now` is no earlier than the records; of a warp's end, with the globaltimer beside it.
+  __device__ __forceinline__ void flush(u32 flags, u64 now, u64 globaltimer) {
     const u32 active = __activemask();
     const u32 leader = __ffs(active) - 1;
     __syncwarp(active);  // who reads the records need not be who wrote them
     if (!__all_sync(active, count_ == __shfl_sync(active, count_, leader))) flags |= layout::kFlagNonuniform;
-    if (on_ && read_laneid() == leader) write(stage_, count_, sequence_, flags, launch());
+    if (on_ && read_laneid() == leader) write(stage_, count_, sequence_, flags, launch(), now, globaltimer);
     __syncwarp(active);
     sequence_ += count_;
     count_ = 0;
   }
 
   // Records that fit one base become a chunk: normally all of them.
-  __device__ __noinline__ static void write(u32 stage, u32 count, u32 sequence, u32 flags, u32 launch) {
+  __device__ __noinline__ static void write(u32 stage, u32 count, u32 sequence, u32 flags, u32 launch, u64 now,
+                                            u64 globaltimer) {
     constexpr u64 kReach = (1ull << (32u - kCodeBits)) - 1ull;
-    const u64 now = read_clock();
-    const u64 globaltimer = read_globaltimer();
     if ((flags & layout::kFlagLast) != 0 && linear_warp() == 0) flags |= layout::kFlagBlockRecord;
     u32 done = 0;
     bool last = false;

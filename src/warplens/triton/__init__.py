@@ -1,4 +1,4 @@
-"""`warplens.triton`: Triton kernels of a program, recorded into a Trace with no change to their source.
+"""`warplens.triton`: Triton kernels of a program, recorded into a Trace; and marks that stand in their source.
 
 In: what to mark. Out: `Trace`, or a `.wlens` file. Joins two stages that do not know each other: capture and trace.
 Polars is imported when a `Trace` is asked for, not while the program runs.
@@ -7,18 +7,20 @@ Polars is imported when a `Trace` is asked for, not while the program runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from warplens.capture.options import RecordOptions
 from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
 from warplens.errors import SitesError
 from warplens.instrument import Selection
+from warplens.triton.marks import mark, phase, range
 
 if TYPE_CHECKING:
     from warplens.trace import Trace
 
-__all__ = ["Recorded", "TritonWarning", "record"]
+__all__ = ["Recorded", "TritonWarning", "mark", "phase", "range", "record"]
 
 
 class Recorded:
@@ -63,21 +65,25 @@ def record(
     sites: str | None = None,
     capacity_bytes: int = 256 << 20,
     every_block: int = 1,
-    warp_mask: int = 0xFFFFFFFF,
+    warps: Sequence[int] | None = None,
+    each_config: bool = False,
     note: str | None = None,
 ) -> Iterator[Recorded]:
     """Record the Triton kernels that are launched in the block.
 
     - path: write a `.wlens` file here when the block ends.
     - kernels: regular expression that a kernel's name must hold; None is all of them.
-    - level: "coarse" marks waits outside of loops, "waits" all of them, "all" arrivals, issues and fences too.
+    - level: "off" leaves the marks of the source alone, "coarse" adds waits outside of loops, "waits" all of them,
+      "all" arrivals, issues and fences too.
     - sites: regular expression that a site's name must hold, such as "matmul.py:29" or "mbarrier".
     - capacity_bytes: device memory for records; events that find no space are counted as lost.
-    - every_block: record every n-th block only; warp_mask: bit w records warp w of a block.
+    - every_block: record every n-th block only.
+    - warps: record these warps of a block only; None is all.
+    - each_config: record what an autotuner tries, too, and not the configuration alone that it chose.
     - note: kept in the trace.
 
-    Kernels are compiled anew with marks, apart from the clean ones; afterwards all is as it was. What cannot be
-    recorded runs as ever, with one `TritonWarning`. Raises UsageError for options that cannot be meant.
+    Kernels that are loaded in the block get marks, apart from the clean ones; afterwards all is as it was. What cannot
+    be recorded runs as ever, with one `TritonWarning`. Raises UsageError for options that cannot be meant.
 
     Example::
 
@@ -90,7 +96,8 @@ def record(
         selection=Selection(level, sites),
         capacity_bytes=capacity_bytes,
         every_block=every_block,
-        warp_mask=warp_mask,
+        warp_mask=RecordOptions(warps=None if warps is None else tuple(warps)).warp_mask,
+        each_config=each_config,
         note=note,
     )
     recorded = Recorded(TritonCapture(options))

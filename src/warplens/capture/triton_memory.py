@@ -1,0 +1,232 @@
+"""Memory for the records of a program's Triton kernels, and which launch each record is of.
+
+In: kernels as they are loaded, launches as they are made. Out: chunks by launch. One arena holds the records of all
+launches; grid ids tell them apart, and the clock tells replays of a CUDA graph apart, which share one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from warplens import clock, layout
+from warplens.capture import driver, machine
+from warplens.capture.arena import Arena
+from warplens.capture.calibrate import Calibrator
+from warplens.errors import DeviceError
+
+U32 = npt.NDArray[np.uint32]
+_META_WARP: Final = (1 << layout.META_WARP_BITS) - 1
+
+
+class Memory:
+    """The arena on one GPU, its switch, and the GPU's clocks.
+
+    The switch is thrown by copies on the device, in the stream of a launch: nothing is waited for.
+    """
+
+    def __init__(
+        self, capacity_bytes: int, stream: int, *, slab_chunks: int, every_block: int, warp_mask: int, on: bool
+    ) -> None:
+        self.device = driver.ensure_context()
+        self._context = driver.call("cuCtxGetCurrent")
+        self.facts = machine.device_facts(self.device)
+        self.state_before = machine.clock_state(self.device)
+        self.own_stream = int(driver.call("cuStreamCreate", driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self.arena = Arena(capacity_bytes, pool=False)
+        major, minor = (driver.attribute(self.device, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+        self._calibrator = Calibrator(self.device, f"sm_{major}{minor}")
+        self.step_ns = self._calibrator.step_ns(stream)
+        self.calibration: list[dict[str, Any]] = []
+        self._descriptors: list[int] = []
+        self._words: dict[bool, driver.DeviceMemory] = {}
+        for state in (not on, on):
+            mask = warp_mask if state else 0
+            self.arena.choose(stream, slab_chunks=slab_chunks, every_block=every_block, warp_mask=mask)
+            self._words[state] = driver.DeviceMemory(layout.CONTROL_FRESH)
+            driver.call(
+                "cuMemcpyDtoDAsync", self._words[state].address, self.arena.address, layout.CONTROL_FRESH, stream
+            )
+        self.on = on
+        self.calibrate("before", stream)
+
+    def point(self, module: Any) -> None:
+        """Leads a module's kernels to the memory. Also while a stream is captured, which does not see it."""
+        address, _ = driver.call("cuModuleGetGlobal", module, layout.DESCRIPTOR_SYMBOL.encode())
+        self._write(int(address), self.arena.descriptor().reshape(1))
+        self._descriptors.append(int(address))
+
+    def _write(self, address: int, value: npt.NDArray[Any]) -> None:
+        with relaxed():
+            driver.copy_to_device(address, value, self.own_stream)
+
+    def switch(self, on: bool, stream: int) -> None:
+        """Have launches from here on, in the order of `stream`, recorded or not."""
+        if on == self.on:
+            return
+        with relaxed():
+            driver.call("cuMemcpyDtoDAsync", self.arena.address, self._words[on].address, layout.CONTROL_FRESH, stream)
+        self.on = on
+
+    def calibrate(self, when: str, stream: int) -> None:
+        """Pairs of both clocks, now."""
+        self.calibration.append(self._calibrator.read(self._calibrator.begin(stream), when, stream))
+
+    def enter(self) -> None:
+        """Makes the GPU that of the calling thread."""
+        driver.call("cuCtxSetCurrent", self._context)
+
+    def drain(self, stream: int) -> tuple[U32, int, int]:
+        """Chunks that were written, and the losses, after all that is in `stream`; then nothing more is written."""
+        self.calibrate("after", stream)
+        drained = self.arena.drain(stream)
+        self.arena.switch_off(stream)
+        nothing = np.zeros(1, layout.DESCRIPTOR)
+        for address in self._descriptors:  # the program may launch its marked kernels again
+            self._write(address, nothing)
+        written = drained.chunks[drained.chunks[:, layout.WORD_META] != 0]
+        return written, drained.lost_events, drained.lost_chunks
+
+
+@contextlib.contextmanager
+def relaxed() -> Iterator[None]:
+    """Lets this thread make calls that are no launches while some stream is captured, and leaves the capture alone."""
+    mode = driver.bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = driver.call("cuThreadExchangeStreamCaptureMode", mode)
+    try:
+        yield
+    finally:
+        driver.call("cuThreadExchangeStreamCaptureMode", before)
+
+
+def is_captured(stream: int) -> bool:
+    """Whether launches in `stream` go into a CUDA graph. Asked at each launch: by the shortest way."""
+    success, asks, nothing = _capturing()
+    status, state = asks(stream)
+    if status is not success and status != success:
+        raise DeviceError(f"cuStreamIsCapturing failed: {status.name}")
+    return bool(state != nothing)
+
+
+@functools.cache
+def _capturing() -> tuple[Any, Any, Any]:
+    native = driver.bindings()
+    nothing = native.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+    return native.CUresult.CUDA_SUCCESS, native.cuStreamIsCapturing, nothing
+
+
+@dataclass(frozen=True)
+class Made:
+    """A launch that was made, or captured, while recording was on. `hash`: of the kernel's site set; `blocks`: of its
+    grid."""
+
+    hash: int
+    captured: bool
+    blocks: int = 1 << 32
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was written by a launch: its number among those that were `Made`, which replay, its grid id and chunks."""
+
+    made: int
+    replay: int
+    grid_id: int
+    chunks: U32
+
+
+def divide(chunks: U32, made: list[Made], calibration: list[dict[str, Any]], step_ns: int | None) -> list[Found]:
+    """Chunks by launch, in the order of their grids; those that no launch can be told for are left out.
+
+    A grid in which a warp begins more than once is a captured launch's: each time is a replay.
+    """
+    if not len(chunks):
+        return []
+    grids = chunks[:, layout.WORD_GRID]
+    order = np.argsort(grids, kind="stable")
+    sorted_grids = grids[order]
+    starts = np.flatnonzero(np.r_[True, sorted_grids[1:] != sorted_grids[:-1]])
+    groups = [
+        (int(sorted_grids[begin]), chunks[order[begin:end]])
+        for begin, end in zip(starts, [*starts[1:], len(order)], strict=True)
+    ]
+    repeated = [is_replayed(rows) for _, rows in groups]
+    hashes = [_hash_of(rows) for _, rows in groups]
+    captured = any(own.captured for own in made)
+    plain = [n for n in range(len(groups)) if not (captured and repeated[n])]
+    again = [n for n in range(len(groups)) if captured and repeated[n]]
+    ordinary = [n for n, own in enumerate(made) if not own.captured]
+    rest = [n for n, own in enumerate(made) if own.captured]
+    pairs = _match([hashes[n] for n in plain], [made[n].hash for n in ordinary])
+    out = [Found(ordinary[launch], 0, *groups[plain[group]]) for group, launch in pairs]
+    taken = {plain[group] for group, _ in pairs}
+    left = [n for n in plain if n not in taken] if captured else []  # graphs that were replayed once
+    last = sorted([*again, *left])
+    for group, launch in _match([hashes[n] for n in last], [made[n].hash for n in rest]):
+        grid_id, rows = groups[last[group]]
+        out += [Found(rest[launch], k, grid_id, part) for k, part in enumerate(replays(rows, calibration, step_ns))]
+    fits = [own for own in out if int(own.chunks[:, layout.WORD_BLOCK].max()) < made[own.made].blocks]
+    return sorted(fits, key=lambda own: (own.made, own.replay))
+
+
+def is_replayed(chunks: U32) -> bool:
+    """Whether a warp's first chunk is there more than once among chunks of one grid."""
+    first = chunks[chunks[:, layout.WORD_SEQUENCE] == 0]
+    key = first[:, layout.WORD_BLOCK].astype(np.uint64) << np.uint64(32) | (
+        first[:, layout.WORD_META] & np.uint32(_META_WARP)
+    ).astype(np.uint64)
+    return len(np.unique(key)) < len(key)
+
+
+def replays(chunks: U32, calibration: list[dict[str, Any]], step_ns: int | None) -> list[U32]:
+    """Chunks of one grid by replay: in the order of time each first chunk of a warp begins another."""
+    if not is_replayed(chunks):
+        return [chunks]
+    sm = (chunks[:, layout.WORD_META] >> layout.META_SM_SHIFT & ((1 << layout.META_SM_BITS) - 1)).astype(np.int64)
+    cycles = chunks[:, layout.WORD_BASE_LOW : layout.WORD_BASE_HIGH + 1].copy().view("<u8")[:, 0].view("<i8")
+    lines = clock.fit([], [], [], step_ns=step_ns, calibration=calibration, wanted_sms=np.unique(sm))
+    ns = lines.to_ns(sm, cycles)
+    block = chunks[:, layout.WORD_BLOCK]
+    warp = chunks[:, layout.WORD_META] & np.uint32(_META_WARP)
+    order = np.lexsort((chunks[:, layout.WORD_SEQUENCE], ns, warp, block))
+    begins = chunks[order, layout.WORD_SEQUENCE] == 0
+    another = np.r_[True, (np.diff(block[order].astype(np.int64)) != 0) | (np.diff(warp[order].astype(np.int64)) != 0)]
+    count = np.cumsum(begins)
+    number = count - count[np.maximum.accumulate(np.where(another, np.arange(len(order)), 0))]
+    return [chunks[order[number == k]] for k in range(int(number.max()) + 1)]
+
+
+def _hash_of(chunks: U32) -> int | None:
+    """The hash of the site set that a grid's blocks told; None where none ended."""
+    flag = np.uint32(layout.ChunkFlag.BLOCK_RECORD << layout.META_FLAGS_SHIFT)
+    ended = np.flatnonzero(chunks[:, layout.WORD_META] & flag)
+    return int(chunks[ended[0], layout.BLOCK_RECORD_WORD + layout.BLOCK_SITES_HASH]) if len(ended) else None
+
+
+def _match(grids: list[int | None], launches: list[int]) -> list[tuple[int, int]]:
+    """Pairs (grid, launch): grids in ascending order go to launches in theirs, whose site set they wrote.
+
+    Where a kernel has more grids than launches it is not known which are whose: then none of its grids is given away.
+    """
+    written, made = Counter(grids), Counter(launches)
+    odd = {own for own, count in written.items() if own is not None and count > made[own]}
+    out = []
+    at = 0
+    for number, own in enumerate(grids):
+        if own in odd:
+            continue
+        nearest = at
+        while nearest < len(launches) and (launches[nearest] in odd or own not in (None, launches[nearest])):
+            nearest += 1
+        if nearest == len(launches):
+            break
+        out.append((number, nearest))
+        at = nearest + 1
+    return out

@@ -1,0 +1,99 @@
+"""Marks in the source of Triton kernels: what they leave for the compiler, and when."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import warplens.triton
+from tests.unit.capture.triton_stand_in import Fake
+from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
+from warplens.instrument.source import marker
+
+
+def semantic_of(key: str) -> Any:
+    """What the compiler hands over, of a compilation whose options have this key."""
+    return SimpleNamespace(builder=SimpleNamespace(options=SimpleNamespace(instrumentation_mode=key)))
+
+
+SEMANTIC = semantic_of(TritonOptions().key)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    return Fake().install(monkeypatch)
+
+
+def marks() -> None:
+    """As Triton's compiler calls them."""
+    warplens.triton.phase(SimpleNamespace(value="load"), _semantic=SEMANTIC)  # type: ignore[arg-type]
+    warplens.triton.mark("here", _semantic=SEMANTIC)
+    with warplens.triton.range("all", _semantic=SEMANTIC):
+        pass
+
+
+def test_marks_leave_nothing_unless_the_kernel_is_recorded(fake: Fake) -> None:
+    marks()
+    assert fake.emitted == []
+    with TritonCapture() as capture:
+        marks()
+        with capture._hooks.set_aside():
+            marks()
+    marks()
+    verbs = [("phase", "load"), ("mark", "here"), ("range_push", "all"), ("range_pop", "all")]
+    assert fake.emitted == [marker(verb, name) for verb, name in verbs]
+
+
+def test_a_compilation_without_the_recordings_key_gets_no_marks(fake: Fake) -> None:
+    """Inductor's, with Triton 3.6: what it makes goes into the caches of clean kernels."""
+    with TritonCapture():
+        warplens.triton.phase("load", _semantic=semantic_of(""))
+    assert fake.emitted == []
+
+
+def test_a_kernel_that_marks_keep_from_compiling_is_compiled_without(fake: Fake) -> None:
+    def compiles(_: Any) -> str:
+        before = len(fake.emitted)
+        marks()
+        if len(fake.emitted) > before:
+            raise RuntimeError("PassManager::run failed\nand much more")
+        return "compiled"
+
+    def never(_: Any) -> str:
+        marks()
+        raise ValueError("an error of the kernel")
+
+    function = sys.modules["triton.runtime.jit"].__dict__["JITFunction"]
+    function._do_compile = compiles
+    words = r"does not compile with the marks of its source \(PassManager::run failed\): they are left out"
+    with pytest.warns(TritonWarning, match=words), TritonCapture():
+        assert function()._do_compile() == "compiled"
+    assert function._do_compile is compiles
+    function._do_compile = never
+    with TritonCapture() as capture, pytest.raises(ValueError, match="an error of the kernel"):
+        function()._do_compile()
+    assert capture.notes == []
+
+
+def test_marks_do_nothing_where_kernels_are_interpreted(fake: Fake) -> None:
+    with TritonCapture():
+        warplens.triton.phase("load")
+    assert fake.emitted == []
+
+
+def test_a_name_that_is_no_text_is_an_error_of_the_kernel() -> None:
+    with pytest.raises(TypeError, match="a mark's name is 3"):
+        warplens.triton.phase(3, _semantic=SEMANTIC)  # type: ignore[arg-type]
+
+
+def test_protons_scopes_become_ranges_unless_proton_instruments(fake: Fake) -> None:
+    proton = sys.modules["triton.profiler.language"].__dict__
+    with TritonCapture():
+        proton["record"](True, SimpleNamespace(value="load"), SEMANTIC)
+        proton["record"](is_start=False, scope_name="load", semantic=SEMANTIC)
+        sys.modules["triton.profiler.flags"].__dict__["flags"].instrumentation_on = True
+        proton["record"](True, "load", SEMANTIC)
+    assert fake.emitted == [marker("range_push", "load"), marker("range_pop", "load"), "proton True load"]
