@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MAX_BYTES: Final = 256 << 20
 _LEVELS: Final = ("coarse", "waits", "all")
 _KINDS: Final = ("phase", "wait", "arrive", "mark")
+_ALSO: Final = ("loads", "stores", "atomics", "loops", "lines")
 
 
 @click.command()
@@ -35,6 +36,7 @@ _KINDS: Final = ("phase", "wait", "arrive", "mark")
 @click.option("-k", "--kernels", "kernel", metavar="REGEX", help="Only kernels whose name holds it.")
 @click.option("--sites", metavar="REGEX", help="Only sites whose name holds it.")
 @click.option("--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Only sites of this kind; repeatable.")
+@click.option("--also", type=click.Choice(_ALSO), multiple=True, help="Mark these too; repeatable.")
 @json_option
 def instrument(
     file: Path,
@@ -44,6 +46,7 @@ def instrument(
     kernel: str | None,
     sites: str | None,
     kinds: tuple[str, ...],
+    also: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Put marks into the kernels of FILE, a PTX module: where they begin, wait and end.
@@ -65,7 +68,7 @@ def instrument(
         raise UsageError(f"{output} is what is read: name another file with -o")
     if output.exists() and not force:
         raise UsageError(f"{output} is there already: -f writes over it")
-    found = run(_read(file), Selection(level, sites, kinds or None), kernels=kernel)
+    found = run(_read(file), Selection(level, sites, kinds or None, also), kernels=kernel)
     with whole_file(output) as stream:
         stream.write(found.text.encode("utf-8", "surrogateescape"))
     if as_json:

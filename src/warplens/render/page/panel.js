@@ -30,6 +30,8 @@ const WITHHELD = /** @type {Record<string, string>} */ ({
   WARPS_MISSING: "not all warps of this block left records: rounds cannot be counted",
   NO_BARRIER: "no arrival there is marked, and it is no barrier: some wait ended before all its warps had come",
   OUTSIDE: "the arrival is not in the part of the trace that this page shows",
+  OPEN: "its parity let it pass: nothing had to arrive",
+  REMOTE: "other blocks of the cluster arrive there too, and only this block's warps are counted",
   TOO_LATE: "the last arrival of its round came after it was over",
 });
 
@@ -119,8 +121,10 @@ export function endedBy(model, span) {
     return `recorded (id ${span.id}): warp ${warp}${block === span.block ? "" : ` of block ${block}`}${told.row < 0 ? ", which this page does not show" : ""}`;
   }
   if (told.arrival < 0) return `not known: ${WITHHELD[told.basis] ?? told.basis}`;
-  const how = told.basis === "RECORDED" ? `recorded (id ${span.id})` : "inferred from the order of rounds";
-  const rank = told.of > 1 ? `, the last of ${told.of} to arrive` : "";
+  const hardware = told.basis === "HARDWARE";
+  const inferred = hardware ? "by hardware, at some time behind its issue" : "inferred from the order of rounds";
+  const how = told.basis === "RECORDED" ? `recorded (id ${span.id})` : inferred;
+  const rank = told.of > 1 ? `, the last of ${told.of} ${hardware ? "issues" : "to arrive"}` : "";
   if (told.arrival === span.index) return `${how}: its own warp${rank}`;
   const arrival = model.span(told.arrival);
   const { name } = model.facts.sites[arrival.site];
