@@ -17,6 +17,7 @@ import polars as pl
 
 from warplens.errors import UsageError
 from warplens.render.facts import mapping
+from warplens.render.places import sites_at_marks
 from warplens.render.selection import Chosen, Selection, choose
 from warplens.trace.tables import TABLES
 from warplens.trace.whole import whole_file, whole_folder
@@ -64,7 +65,8 @@ def export(
         from warplens.render.perfetto import perfetto_bytes
 
         title = mapping(trace.manifest.get("device")).get("name") or "GPU"
-        buffers = perfetto_bytes(chosen, trace.sites, trace.origin_ns, title=str(title), arguments=arguments)
+        sites = sites_at_marks(trace.sites, trace.audit)
+        buffers = perfetto_bytes(chosen, sites, trace.origin_ns, title=str(title), arguments=arguments)
         with whole_file(target) as stream:
             level = GZIP_LEVEL_OF_ARGUMENTS if arguments else GZIP_LEVEL
             _write(stream, _packed(buffers, level) if gzip else buffers)

@@ -181,23 +181,30 @@ function place(model, span, theme) {
 }
 
 /**
+ * Where the site's marks stand, and the source around the first; where that is not known, what the site's table says.
  * @param {Model} model
  * @param {any} site
  */
 function source(model, site) {
+  const marks = /** @type {[string, number][]} */ (site.marks.length ? site.marks : [[site.file, site.line]]);
+  const [file, first] = marks[0];
   const place = byId("source");
   const text = byId("source-text");
   text.replaceChildren();
-  place.textContent = site.file ? `${site.file}${site.line ? `:${site.line}` : ""}` : "source not known";
-  const lines = model.facts.sources[site.file];
-  text.hidden = !lines || !site.line;
+  place.textContent = file ? `${file}${first ? `:${first}` : ""}` : "source not known";
+  const others = marks.slice(1).map(([other, line]) => (other === file ? String(line) : `${other}:${line}`));
+  if (site.more_marks) others.push(`${site.more_marks} more`);
+  if (others.length) place.textContent += `, also ${others.join(", ")}`;
+  const lines = model.facts.sources[file];
+  text.hidden = !lines || !first;
   if (text.hidden) {
-    if (site.file) place.textContent += lines ? " (no line)" : " (not in the file)";
+    if (file) place.textContent += lines ? " (no line)" : " (not in the file)";
     return;
   }
-  for (let line = Math.max(site.line - AROUND, 1); line <= Math.min(site.line + AROUND, lines.length); line++) {
-    const here = line === site.line;
-    text.append(element(here ? "mark" : "span", `${String(line).padStart(4)}  ${lines[line - 1]}\n`));
+  const here = new Set(marks.filter(([other]) => other === file).map(([, line]) => line));
+  for (let line = Math.max(first - AROUND, 1); line <= Math.min(first + AROUND, lines.length); line++) {
+    const tag = here.has(line) ? "mark" : "span";
+    text.append(element(tag, `${String(line).padStart(4)}  ${lines[line - 1]}\n`));
   }
 }
 
