@@ -53,12 +53,14 @@ def test_json_has_every_site(ptx: Path) -> None:
         (("{ptx}", "-o", "b.ptx", "-k", "("), 2, "no regular expression"),
         (("{ptx}", "-o", "b.ptx", "-k", "other"), 3, "there are k"),
         (("{ptx}",), 2, "--output"),
+        (("k.cu", "-o", "b.ptx"), 3, "expected a PTX module, found no .version in it"),
     ],
 )
 def test_what_cannot_be_done_ends_with_its_code(
     ptx: Path, arguments: tuple[str, ...], code: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ptx.parent)
+    Path("k.cu").write_text("__global__ void k() {}\n", encoding="utf-8")
     done = run("instrument", *(part.format(ptx=ptx) for part in arguments))
     assert done.exit_code == code
     assert words in done.output
