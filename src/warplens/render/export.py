@@ -17,6 +17,7 @@ import polars as pl
 
 from warplens.errors import UsageError
 from warplens.render.facts import mapping
+from warplens.render.places import placed_sites
 from warplens.render.selection import Chosen, Selection, choose
 from warplens.trace.tables import TABLES
 from warplens.trace.whole import whole_file, whole_folder
@@ -64,7 +65,7 @@ def export(
         from warplens.render.perfetto import perfetto_bytes
 
         title = mapping(trace.manifest.get("device")).get("name") or "GPU"
-        buffers = perfetto_bytes(chosen, trace.sites, trace.origin_ns, title=str(title), arguments=arguments)
+        buffers = perfetto_bytes(chosen, placed_sites(trace), trace.origin_ns, title=str(title), arguments=arguments)
         with whole_file(target) as stream:
             level = GZIP_LEVEL_OF_ARGUMENTS if arguments else GZIP_LEVEL
             _write(stream, _packed(buffers, level) if gzip else buffers)
@@ -73,7 +74,7 @@ def export(
             _write_tables(folder, trace, chosen)
     else:
         with whole_file(target) as stream:
-            spans_with_names(chosen, trace.sites).write_csv(stream)
+            spans_with_names(chosen, placed_sites(trace)).write_csv(stream)
     return target
 
 

@@ -22,6 +22,7 @@ from warplens.render.page_pack import Packer
 from warplens.render.page_part import part_of
 from warplens.render.page_times import pack_spans
 from warplens.render.phases import launch_groups, phase_table
+from warplens.render.places import placed_sites
 from warplens.render.selection import Selection
 from warplens.render.trust import trust_lines
 
@@ -95,7 +96,7 @@ def _extent(spans: pl.DataFrame, blocks: pl.DataFrame) -> tuple[int, int]:
 
 def _facts(trace: Trace, launch: int | None) -> dict[str, Any]:
     """Everything but spans and blocks, its strings made visible."""
-    sites = trace.sites
+    sites = placed_sites(trace)
     colors = site_colors(sites["name"].to_list(), sites["kind"].to_list())
     launches = trace.launches if launch is None else trace.launches.filter(pl.col("launch") == launch)
     problems = trace.problems
@@ -113,7 +114,8 @@ def _facts(trace: Trace, launch: int | None) -> dict[str, Any]:
         ],
         "launches": [_plain(row) for row in launches.to_dicts()],
         "trust": [
-            {"label": t.label, "level": t.level, "text": t.text, "brief": t.brief} for t in trust_lines(trace, launch)
+            {"label": t.label, "level": t.level, "text": t.text, "brief": t.brief}
+            for t in trust_lines(trace, launch, audit_is="in the table of marks")
         ],
         "groups": _groups(trace, launch),
         "problems": [_plain(row) for row in problems.head(MAX_PROBLEMS).to_dicts()],
