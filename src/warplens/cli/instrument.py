@@ -74,6 +74,8 @@ def instrument(
         print_json(visible_tree({"file": str(output), "kernels": _facts(found)}))
     else:
         _print(found)
+        if sites and not any(re.search(sites, site["name"]) for own in _facts(found) for site in own["sites"]):
+            click.echo(f"note: no site has a name that holds {sites!r}: begin and end alone are marked", err=True)
     target = re.search(r"\.target\s+(\w+)", found.text)
     cubin = quoted(output.with_suffix(".cubin"))
     following = f"ptxas -lineinfo -arch={target[1] if target else ''} {quoted(output)} -o {cubin}"

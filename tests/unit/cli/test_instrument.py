@@ -67,6 +67,13 @@ def test_what_cannot_be_done_ends_with_its_code(
     assert not Path("b.ptx").exists()
 
 
+def test_a_choice_of_sites_that_fits_none_is_told(ptx: Path) -> None:
+    none, some = (run("instrument", ptx, "-o", ptx.with_name(f"{s}.ptx"), "--sites", s) for s in ("wgmma", "barrier"))
+    assert (none.exit_code, some.exit_code) == (0, 0)
+    assert "no site has a name that holds 'wgmma': begin and end alone are marked" in none.stderr
+    assert "no site has" not in some.stderr
+
+
 def test_a_file_that_is_there_is_written_over_with_f_alone(ptx: Path) -> None:
     out = ptx.with_name("notes.txt")
     out.write_text("notes")
