@@ -31,8 +31,8 @@ def test_trust_phases_and_problems_stand_in_real_tables(opened: Open, trace: Tra
     assert {"kernel time", "correction"} <= set(tab.locator("#trust tr th").all_inner_texts())
     rows = tab.locator("table.phases tbody tr:not(.part) th").all_inner_texts()
     assert [text.strip() for text in rows] == SITES
-    told = {0: "no problems", 1: "1 problem"}[trace.problems.height]
-    assert tab.locator("#problem-count").inner_text() == told
+    problems = {0: "no problems", 1: "1 problem"}[trace.problems.height]
+    assert tab.locator("#problem-count").inner_text() == problems
     counts = tab.locator("table.phases tbody tr:not(.part) td.number:nth-child(5)").all_inner_texts()
     assert {int(c.replace(",", "")) for c in counts} == {trace.spans.height // 8}
 
