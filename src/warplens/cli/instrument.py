@@ -5,6 +5,7 @@ In: a file of PTX. Out: a file of PTX, and a list of what is marked in it. Needs
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,8 +55,6 @@ def instrument(
     What else stands in FILE stays as it is. The marks record nothing until the module's symbol warplens_device names
     memory for records.
     """
-    import re
-
     from warplens.instrument import Selection
     from warplens.instrument import instrument as run
     from warplens.trace.whole import whole_file
@@ -75,6 +74,8 @@ def instrument(
         print_json(visible_tree({"file": str(output), "kernels": _facts(found)}))
     else:
         _print(found)
+        if sites and not any(re.search(sites, site["name"]) for own in _facts(found) for site in own["sites"]):
+            click.echo(f"note: no site has a name that holds {sites!r}: begin and end alone are marked", err=True)
     target = re.search(r"\.target\s+(\w+)", found.text)
     cubin = quoted(output.with_suffix(".cubin"))
     following = f"ptxas -lineinfo -arch={target[1] if target else ''} {quoted(output)} -o {cubin}"
@@ -85,9 +86,12 @@ def _read(file: Path) -> str:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise FileError(f"{file}: expected PTX of at most {_MAX_BYTES:,} bytes")
-        return file.read_bytes().decode("utf-8", "surrogateescape")
+        text = file.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
         raise FileError(f"cannot open {file}: {error.strerror or error}") from error
+    if not re.search(r"^\s*\.version\s", text, re.MULTILINE):
+        raise FileError(f"{file}: expected a PTX module, found no .version in it: `nvcc -ptx` or Triton makes one")
+    return text
 
 
 def _facts(found: Instrumented) -> list[dict[str, Any]]:

@@ -61,11 +61,11 @@ def export(
     if format not in FORMATS:
         raise UsageError(f"no format {format!r}: there are {', '.join(FORMATS)}")
     chosen = choose(trace, selection or Selection())
+    sites = sites_at_marks(trace.sites, trace.audit)
     if format == "perfetto":
         from warplens.render.perfetto import perfetto_bytes
 
         title = mapping(trace.manifest.get("device")).get("name") or "GPU"
-        sites = sites_at_marks(trace.sites, trace.audit)
         buffers = perfetto_bytes(chosen, sites, trace.origin_ns, title=str(title), arguments=arguments)
         with whole_file(target) as stream:
             level = GZIP_LEVEL_OF_ARGUMENTS if arguments else GZIP_LEVEL
@@ -75,7 +75,7 @@ def export(
             _write_tables(folder, trace, chosen)
     else:
         with whole_file(target) as stream:
-            spans_with_names(chosen, trace.sites).write_csv(stream)
+            spans_with_names(chosen, sites).write_csv(stream)
     return target
 
 

@@ -118,7 +118,8 @@ def _facts(trace: Trace, launch: int | None) -> dict[str, Any]:
         ],
         "launches": [_plain(row) for row in launches.to_dicts()],
         "trust": [
-            {"label": t.label, "level": t.level, "text": t.text, "brief": t.brief} for t in trust_lines(trace, launch)
+            {"label": t.label, "level": t.level, "text": t.text, "brief": t.brief}
+            for t in trust_lines(trace, launch, audit_is="in the table of marks")
         ],
         "groups": _groups(trace, launch),
         "problems": [_plain(row) for row in problems.head(MAX_PROBLEMS).to_dicts()],

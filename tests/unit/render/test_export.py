@@ -117,6 +117,8 @@ def test_spans_in_perfetto_name_the_line_of_their_mark_not_that_of_the_declarati
     assert sources["block_reduce"] == ("rmsnorm.cu", 72)
     declared = trace.sites.filter(name="warp_reduce").select("file", "line").row(0)
     assert sources["warp_reduce"] == declared
+    rows = pl.read_csv(export(trace, tmp_path / "b.csv", format="csv"))
+    assert set(rows.filter(pl.col("name") == "load_sumsq").select("file", "line").rows()) == {("rmsnorm.cu", 70)}
 
 
 def test_parquet_is_a_folder_with_the_tables_and_the_facts(tmp_path: Path) -> None:
