@@ -34,6 +34,9 @@ class Machine:
     globaltimer: int = 1_795_000_000_000_000_000
     waits: dict[str, int] = field(default_factory=dict)
     """Cycles that a barrier of this number takes."""
+    others: int = 0
+    """Of so many votes one finds that another lane says yes; 0: none does."""
+    votes: int = 0
     touched: set[int] = field(default_factory=set)
     """Addresses that were written."""
 
@@ -223,6 +226,17 @@ def _of(compute: Callable[..., int]) -> Callable[[_Lane, list[str], list[str]], 
     return run
 
 
+def _vote(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    machine = lane.machine
+    machine.votes += 1
+    others = machine.others > 0 and machine.votes % machine.others == 0
+    lane.write(parts[0], int(bool(lane.value(parts[1])) or others), kind)
+
+
+def _arrive(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    """It is counted nowhere: nobody waits."""
+
+
 ACTIONS: dict[str, Callable[[_Lane, list[str], list[str]], None]] = {
     "mov": _mov,
     "ld": _load,
@@ -248,5 +262,6 @@ ACTIONS: dict[str, Callable[[_Lane, list[str], list[str]], None]] = {
     "selp": _of(lambda a, b, p: a if p else b),
     "cvt": _of(lambda a: a),
     "activemask": _of(lambda: MASK32),
-    "vote.sync.any": _of(lambda p, _: p),
+    "vote.sync.any": _vote,
+    "mbarrier.arrive": _arrive,
 }

@@ -24,10 +24,12 @@ PLACES = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end of table -->\n", re.DOTA
 STEPS = REPOSITORY / "examples" / "rmsnorm" / "steps"
 RECORDED_ROWS = 4096
 DOCUMENT = "rmsnorm.cu"
-DIFFERENCES = {  # of the steps that are no new kernels
+DIFFERENCES = {
     "weight_early": (DOCUMENT, "1_weight_early.cu"),
     "one_barrier": ("1_weight_early.cu", "2_one_barrier.cu"),
     "four_vectors": ("2_one_barrier.cu", "3_four_vectors.cu"),
+    "ring": ("3_four_vectors.cu", "4_ring.cu"),
+    "bulk": ("3_four_vectors.cu", "5_bulk.cu"),
     "aligned": ("5_bulk.cu", "6_aligned.cu"),
     "overlap": ("6_aligned.cu", "7_overlap.cu"),
     "ahead": ("7_overlap.cu", "8_ahead.cu"),

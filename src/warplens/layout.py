@@ -161,6 +161,16 @@ def sites_hash(name: str) -> int:
 # The module's constant symbol `warplens_device` points at the control block and at the chunks. What a host changes
 # while kernels run lies in the control block.
 DESCRIPTOR_SYMBOL: Final = "warplens_device"
+MBARRIER: Final = "mbarrier"
+"""What the resources of automatic marks begin with that are barriers in shared memory; alone, it is not known which."""
+REMOTE: Final = "remote "
+"""In front of a resource: arrivals at it in another block of the cluster."""
+OWN_RESOURCES: Final = (
+    *("cp.async", "wgmma", "bulk copies", "tensor memory loads", "tensor memory stores", "earlier grid", "next grid"),
+    "flag",
+    "loads",
+)
+"""Resources of automatic marks that no warp of the block arrives at."""
 SITES_SYMBOL_PREFIX: Final = "warplens_sites_"
 # The string of a site set: the sites, then the file and the line of the declaration. The sites are either
 # "load, reduce, store" or, in the long form, SITE_SEPARATOR name FIELD_SEPARATOR kind FIELD_SEPARATOR resource each.

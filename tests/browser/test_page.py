@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import polars as pl
@@ -18,6 +19,7 @@ from warplens.trace import Trace
 pytestmark = pytest.mark.browser
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
+SOURCE = (files("warplens") / "demo" / "rmsnorm.cu").read_text(encoding="utf-8").splitlines()
 SITES = ["load_sumsq", "warp_reduce", "block_reduce", "barrier", "cross_reduce", "barrier_2", "normalize", "store"]
 
 
@@ -31,7 +33,8 @@ def test_trust_phases_and_problems_stand_in_real_tables(opened: Open, trace: Tra
     assert {"kernel time", "correction"} <= set(tab.locator("#trust tr th").all_inner_texts())
     rows = tab.locator("table.phases tbody tr:not(.part) th").all_inner_texts()
     assert [text.strip() for text in rows] == SITES
-    assert tab.locator("#problem-count").inner_text() == "1 problem"
+    problems = {0: "no problems", 1: "1 problem"}[trace.problems.height]
+    assert tab.locator("#problem-count").inner_text() == problems
     counts = tab.locator("table.phases tbody tr:not(.part) td.number:nth-child(5)").all_inner_texts()
     assert {int(c.replace(",", "")) for c in counts} == {trace.spans.height // 8}
 
@@ -101,7 +104,9 @@ def test_a_click_on_a_span_shows_its_fields_as_the_table_has_them(opened: Open, 
         assert tab.locator("#span-name").inner_text() == SITES[row["site"]]
         assert tab.locator("#warp tr").count() == 8
         assert tab.locator("#warp tr[aria-current] bdi").inner_text() == SITES[row["site"]]
-        assert "WARPLENS_SITES" in tab.locator("#source-text mark").inner_text()
+        assert f"::{SITES[row['site']]});" in tab.locator("#source-text mark").inner_text()
+        line = next(i for i, text in enumerate(SOURCE, start=1) if f"::{SITES[row['site']]});" in text)
+        assert tab.locator("#source").inner_text() == f"rmsnorm.cu:{line}"
 
 
 def test_the_panel_tells_the_place_of_a_span_among_its_like(opened: Open, trace: Trace) -> None:

@@ -63,6 +63,21 @@ def test_a_recorded_program_leaves_a_whole_file_with_what_its_kernels_wrote(buil
     assert [path.name for path in tmp_path.iterdir()] == ["run.wlens"]
 
 
+def test_sites_of_automatic_marks_have_a_place_each_and_their_policy_is_stream(built: Built, tmp_path: Path) -> None:
+    """As `warplens nvcc` leaves them, in a file whose own marks would be of another policy."""
+    record(built, tmp_path, "run", "3", options=("--rounds", "0"), AUTOMATIC="1")
+    manifest = warplens.open(tmp_path / "run.wlens").manifest
+    sites = manifest["site_sets"][0]["sites"]
+    assert [(site["name"], site["kind"], site["resource"], site["line"]) for site in sites] == [
+        ("a.cu:1 load", "phase", "", 1),
+        ("a.cu:2 wait barrier 0", "wait", "barrier 0", 2),
+        ("a.cu:3", "phase", "", 3),
+        ('a.cu:4 "store"', "phase", "", 4),
+    ]
+    assert {site["file"] for site in sites} == {"/src/a.cu"}
+    assert manifest["kernels"][0]["policy"] == "stream"
+
+
 def test_clean_and_traced_launches_take_turns_and_no_launch_is_added(built: Built, tmp_path: Path) -> None:
     done = record(built, tmp_path, "run", "9", options=("--rounds", "3"), FAKE_DELAY_US="2000")
     assert done.stdout.splitlines()[0] == "9"

@@ -18,6 +18,7 @@ from warplens import layout
 from warplens.capture.audited import audit_builds, disassemble
 from warplens.capture.modules import read_site_sets, registers_and_frame
 from warplens.instrument import Instrumented, Selection, instrument
+from warplens.instrument.asked import ALSO
 
 pytestmark = pytest.mark.compile
 FOLDER = Path(__file__).parents[1] / "ptx"
@@ -52,6 +53,15 @@ def without_spills(text: str, clean: Assembled, folder: Path) -> tuple[Instrumen
     registers = -(-registers_and_frame(clean.cubin)[0] // 8) * 8
     found = instrument(text, most_registers=registers)
     return found, assembled(found.text, folder, "limited")
+
+
+@pytest.mark.parametrize("name", ["triton_3.6.0_layer_norm_90", "nvcc_sm_90a", "nvrtc_sm_80", "triton_3.9.0_tma_100"])
+def test_with_all_that_can_be_asked_for_it_assembles(name: str, tmp_path: Path) -> None:
+    text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
+    found = instrument(text, Selection("all", also=ALSO))
+    sites = [site["name"] for kernel in found.kernels if kernel.site_set for site in kernel.site_set["sites"]]
+    assert any("wait load" in site for site in sites) == ("tma" not in name)  # those copies are bulk loads
+    assert len(read_site_sets(assembled(found.text, tmp_path, "asked").cubin)) == len(found.kernels)
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name.partition(".ptx")[0])

@@ -70,7 +70,7 @@ def test_the_plots_are_drawn_from_the_committed_result(
 
 def test_the_tables_of_the_page_are_those_of_the_committed_result(modules: dict[str, ModuleType], result: Any) -> None:
     text = modules["page"].PAGE.read_text(encoding="utf-8")
-    assert text.count("<!-- end of table -->") == 17
+    assert text.count("<!-- end of table -->") == 19
     assert modules["page"].rewritten(text, result) == text, "run python benchmarks/rmsnorm/run.py --draw"
 
 

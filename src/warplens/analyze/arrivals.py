@@ -8,12 +8,16 @@ the k-th arrival of each, are *round* k. A wait ends by the last arrival of its 
 `arrive`; at a resource without any in the trace it is a wait's own begin, as at a barrier, where to begin to wait is
 to arrive, unless some wait there shows that it is none. Where each warp has one round at most and an id was given, the
 marks themselves say what belongs together: the arrival is recorded. Else counting says it: it is inferred, and only
-where every warp counts alike (docs/adr/0007-arrivals.md).
+where every warp counts alike. Where a site of kind `mark` names the resource, hardware arrives there when what was
+issued is done, and the issue stands for the arrival. An mbarrier is waited for by the parity of its phase: a wait may
+be for the phase of its own round or for the one before. Where arrivals of their own rounds came too late for some
+waits, all are for the round before, of a ring of n barriers n rounds before (docs/adr/0007-arrivals.md).
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,11 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens import layout
 from warplens.decode.flags import SpanFlag
 
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
+_PHASES: Final = re.compile(rf"{layout.MBARRIER} [^\[\]]+(?:\[([1-9][0-9]{{0,5}})\])?")
 _DOUBT: Final = SpanFlag.UNENDED | SpanFlag.AFTER_GAP | SpanFlag.WRAPPED
 
 
@@ -52,6 +58,13 @@ class Basis(enum.IntEnum):
     """No site arrives there, and some wait there ended before the last warp of its round came: it is no barrier."""
     OUTSIDE = 9
     """Known, and not among the spans that were kept."""
+    HARDWARE = 10
+    """Hardware arrived (a bulk copy, cp.async, tcgen05): between the last issue of the wait's round, counted, and the
+    end of the wait."""
+    REMOTE = 11
+    """Other blocks of the cluster arrive there too."""
+    OPEN = 12
+    """Its parity let it pass: it waited for the phase before the first, for which nothing arrives."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +92,19 @@ class Arrivals:
 
 def find_arrivals(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFrame, sites: pl.DataFrame) -> Arrivals:
     """The arrival of each span of kind `wait`. Blocks must be whole: rounds are counted from their first."""
-    kind, resource, place = _sites(sites)
+    kind, resource, comes, phases = _sites(sites)
     site = spans["site"].to_numpy()
     wait = np.flatnonzero((kind == "wait")[site])
     arrival, of = np.full(len(wait), -1), np.zeros(len(wait), np.int64)
     basis = np.full(len(wait), Basis.NO_RESOURCE, np.uint8)
-    some = resource >= 0
-    chosen = np.flatnonzero((some & np.isin(kind, ("wait", "arrive")))[site])
+    some = (resource >= 0) & np.isin(kind, ("wait", "arrive", "mark"))
+    some &= (kind != "arrive") | (comes[resource] != Comes.BY_ISSUE)  # it says how many bytes are to come
+    chosen = np.flatnonzero(some[site])
     number = _block_numbers(spans)
     events = _events(spans, chosen, number, kind, resource)
     if len(chosen) and events.waits.any():
         blind = _blind_blocks(spans, number, blocks, launches)[events.block]
-        found = _rounds(events, place, blind)
+        found = _rounds(events, comes, phases, blind)
         rows = np.searchsorted(wait, chosen[events.waits])
         arrival[rows] = np.where(found.event < 0, -1, chosen[found.event])
         of[rows], basis[rows] = found.of, found.basis
@@ -119,20 +133,43 @@ class _Found:
     basis: npt.NDArray[np.uint8]
 
 
-def _sites(sites: pl.DataFrame) -> tuple[npt.NDArray[Any], I64, Bool]:
-    """Per site its kind and the number of its resource (-1 for none); per resource whether any site arrives there."""
+class Comes(enum.IntEnum):
+    """Who arrives at a resource, as far as its sites tell."""
+
+    BY_BEGIN = 0
+    """Nothing arrives: to begin to wait is to arrive."""
+    BY_ARRIVAL = 1
+    BY_ISSUE = 2
+    """Hardware, after an issue that is marked."""
+    UNSEEN = 3
+    """What arrives is not marked, and it is no barrier of warps that wait."""
+    FROM_AFAR = 4
+    """Other blocks of the cluster too."""
+
+
+def _sites(sites: pl.DataFrame) -> tuple[npt.NDArray[Any], I64, npt.NDArray[np.uint8], I64]:
+    """Per site its kind and the number of its resource (-1 for none); per resource who arrives there, and how many
+    rounds a wait's parity can put it back."""
     kind = np.array(sites["kind"].to_list(), object)
+    named = list(sites.select("site_set", "resource").iter_rows())
     numbers: dict[tuple[str, str], int] = {}
+    known = (name not in ("", layout.MBARRIER, layout.REMOTE + layout.MBARRIER) for _, name in named)
     resource = np.array(
-        [
-            numbers.setdefault((set_, name), len(numbers)) if name else -1
-            for set_, name in sites.select("site_set", "resource").iter_rows()
-        ],
-        np.int64,
+        [numbers.setdefault(key, len(numbers)) if own else -1 for key, own in zip(named, known, strict=True)], np.int64
     )
-    arrives = np.zeros(max(len(numbers), 1), np.bool_)
-    arrives[resource[(kind == "arrive") & (resource >= 0)]] = True
-    return kind, resource, arrives
+    comes = np.full(max(len(numbers), 1), Comes.BY_BEGIN, np.uint8)
+    anywhere = {set_ for set_, name in named if name == layout.REMOTE + layout.MBARRIER}
+    for (set_, name), number in numbers.items():
+        shared = name.startswith(layout.MBARRIER)
+        if shared or name in layout.OWN_RESOURCES:
+            comes[number] = Comes.UNSEEN
+        if (set_, layout.REMOTE + name) in numbers or (shared and set_ in anywhere):
+            comes[number] = Comes.FROM_AFAR
+    for one, how in (("arrive", Comes.BY_ARRIVAL), ("mark", Comes.BY_ISSUE)):
+        at = resource[(kind == one) & (resource >= 0)]
+        comes[at[comes[at] != Comes.FROM_AFAR]] = how
+    stages = [int(found[1] or 1) if (found := _PHASES.fullmatch(name)) else 0 for _, name in numbers]
+    return kind, resource, comes, np.array(stages or [0], np.int64)
 
 
 def _events(spans: pl.DataFrame, chosen: I64, number: I64, kind: npt.NDArray[Any], resource: I64) -> _Events:
@@ -184,12 +221,13 @@ def _blind_blocks(
     return out
 
 
-def _rounds(events: _Events, arrives: Bool, blind: npt.NDArray[np.uint8]) -> _Found:
+def _rounds(events: _Events, comes: npt.NDArray[np.uint8], phases: I64, blind: npt.NDArray[np.uint8]) -> _Found:
     """Puts events into rounds and finds the last arrival of each."""
     group, round_, counts = _counted(events)
     base = np.cumsum(counts.most) - counts.most
     number = base[group] + round_  # of the round, over all groups
-    is_arrival = np.where(arrives[events.resource], ~events.waits, events.waits)
+    here = comes[events.resource]
+    is_arrival = np.where(here == Comes.BY_BEGIN, events.waits, ~events.waits & (here != Comes.UNSEEN))
     came = np.flatnonzero(is_arrival)[::-1]  # of events at the same cycle the first one counts
     rounds = int(counts.most.sum())
     last = np.full(rounds, np.iinfo(np.int64).min)
@@ -201,20 +239,37 @@ def _rounds(events: _Events, arrives: Bool, blind: npt.NDArray[np.uint8]) -> _Fo
 
     at = np.flatnonzero(events.waits)
     mine, where = group[at], number[at]
-    recorded = (events.id[at] > 0) & (counts.most[mine] == 1) & arrives[events.resource[at]]
+    late = last[where] > events.end_cycles[at]
+    back = _rounds_back(events.resource[at], late & counts.alike[mine] & (blind[at] == 0), phases)
+    passes = round_[at] < back
+    where = where - np.where(passes, 0, back)
+    recorded = (events.id[at] > 0) & (counts.most[mine] == 1) & (here[at] == Comes.BY_ARRIVAL)
     basis = np.where(recorded, Basis.RECORDED, Basis.INFERRED).astype(np.uint8)
     # The later of these conditions hold before the earlier ones.
-    basis[last[where] > events.end_cycles[at]] = Basis.TOO_LATE
+    late = last[where] > events.end_cycles[at]
+    refuted = np.zeros(len(comes), np.bool_)  # neither its own round nor the one before
+    refuted[events.resource[at[late & ~passes & (back > 0)]]] = True
+    basis[~recorded & passes] = Basis.OPEN
+    basis[late & ~passes | refuted[events.resource[at]]] = Basis.TOO_LATE
     basis[~recorded & ~counts.alike[mine]] = Basis.COUNTS_DIFFER
-    by_begin = ~arrives[events.resource[at]]
+    by_begin = here[at] == Comes.BY_BEGIN
     lone = by_begin & (counts.warps[mine] < 2)
     basis[lone | (of[where] == 0) & (recorded | ~counts.arrivals[mine])] = Basis.NO_ARRIVAL
     basis = np.where(~recorded & (blind[at] != 0), blind[at], basis)
-    refuted = np.zeros(len(arrives), np.bool_)
+    refuted = np.zeros(len(comes), np.bool_)
     refuted[events.resource[at[by_begin & (basis == Basis.TOO_LATE)]]] = True
     basis[by_begin & refuted[events.resource[at]] & (basis <= Basis.INFERRED)] = Basis.NO_BARRIER
-    known = basis <= Basis.INFERRED
+    basis[(basis <= Basis.INFERRED) & (here[at] == Comes.BY_ISSUE)] = Basis.HARDWARE
+    basis[here[at] == Comes.FROM_AFAR] = Basis.REMOTE
+    known = (basis <= Basis.INFERRED) | (basis == Basis.HARDWARE)
     return _Found(np.where(known, event[where], -1), np.where(known, of[where], 0), basis)
+
+
+def _rounds_back(resource: I64, late: Bool, phases: I64) -> I64:
+    """Per wait how many rounds before its own its arrivals are: 0, or what `phases` says of its resource."""
+    shifted = np.zeros(len(phases), np.bool_)
+    shifted[resource[late]] = True
+    return np.where(shifted, phases, 0)[resource]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 _FUNCTION: Final = re.compile(r"(?:^|\s)\.(?:entry|func)\s")
 _LABEL: Final = re.compile(r"(\$?\w+):\s*$")
 _STATEMENT: Final = re.compile(r"(?:@(!?)(%?\w+)\s+)?([a-z][\w.]*)(?:\s+(.+))?$")
-_NUMBER: Final = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+)U?")
+_NUMBER: Final = re.compile(r"(-?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0([0-7]+)|([0-9]+))U?")
+_BASES: Final = (16, 2, 8, 10)
 _JOINS: Final = ("or.", "add.", "lop3.", "mad.", "bfi.", "selp.")
 _CARRIES: Final = (*_JOINS, "and.", "mov.", "shl.", "shr.", "cvt.", "prmt.", "shf.")
 _ENDS: Final = ("ret", "exit", "trap", "brx")
@@ -140,9 +141,9 @@ class _Function:
             text = source
             if len(defined) == 1 and defined[0].opcode.startswith("mov.") and len(defined[0].sources) == 1:
                 text = defined[0].sources[0]
-            if _NUMBER.fullmatch(text):
-                bare = text.rstrip("U")
-                values.add(int(bare, 16) if "0x" in bare else int(bare))
+            if found := _NUMBER.fullmatch(text):
+                sign, *digits = found.groups()
+                values |= {int(sign + own, base) for own, base in zip(digits, _BASES, strict=True) if own}
         return values
 
 

@@ -34,6 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "info": ("warplens.cli.ask", "Print what a file is: device, versions, kernels, launches, members."),
     "query": ("warplens.cli.ask", "Run SQL over the tables launches, blocks, spans, sites, problems and audit."),
     "instrument": ("warplens.cli.instrument", "Put marks into the kernels of a PTX module: where they begin and wait."),
+    "nvcc": ("warplens.cli.nvcc", "Compile with nvcc, with marks in the kernels, so that record sees the program."),
     "audit": ("warplens.cli.audit", "Say what each mark measures, from the machine code of a trace or a cubin."),
     "include": ("warplens.cli.include", "Print where the headers are, for nvcc and CMake."),
     "doctor": ("warplens.cli.doctor", "Say what recording needs, what is there, and how to get the rest."),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from warplens.audit.sass import Section
 
 _MAGIC: Final = b"\x7fELF"
+_ZIP: Final = b"PK\x03\x04"
 _MAX_CUBIN_BYTES: Final = 256 << 20
 _FACTS: Final = {
     "instructions": "instructions",
@@ -49,6 +50,8 @@ def audit(file: Path, kernel: str | None, clean: str | None, sites: str | None, 
     elif kernel or clean or sites:
         raise UsageError(f"--kernel, --clean and --sites choose within a cubin: {file} is none")
     else:
+        if head and head != _ZIP:
+            raise FileError(f"{file}: expected a trace (.wlens) or a cubin, found a file that begins with {head!r}")
         kernels = _of_trace(file)
     if as_json:
         print_json(visible_tree({"file": str(file), "kernels": kernels}))
@@ -98,18 +101,26 @@ def _of_cubin(file: Path, kernel: str | None, clean: str | None, sites: str | No
     sets = {own["name"]: own["sites"] for own in read_site_sets(cubin)}
     if not sets:
         raise SitesError(f"{file} declares no sites: it holds no kernel with marks")
-    name = next(iter(sets)) if sites is None and len(sets) == 1 else sites
-    if name not in sets:
+    if sites is not None and sites not in sets:
         raise UsageError(f"--sites: expected one of {', '.join(sets)}")
-    chosen = sets[name]
     sections = read_sass(disassemble(cubin))
     traced = _choose(sections, kernel, "--kernel")
+    chosen = sets[sites or _set_of(traced.name, list(sets))]
     compared = None if clean is None else _choose(sections, clean, "--clean")
     found = run(traced, chosen, texts_of({}), ptx=ptx_lines(cubin), clean=compared)
     rows = [dict(zip(COLUMNS, values, strict=True)) for values in zip(*found.columns.values(), strict=True)]
     for row in rows:
         row["name"] = "" if row["site"] is None else chosen[row["site"]]["name"]
     return {"kernel": traced.name, "facts": found.facts, "not_audited": None, "rows": rows}
+
+
+def _set_of(kernel: str, names: list[str]) -> str:
+    """The set of a kernel: the only one, or the one that `instrument` named after it."""
+    if len(names) == 1:
+        return names[0]
+    if kernel not in names:
+        raise UsageError(f"{kernel} may have any of {len(names)} sets of sites: choose by --sites {', '.join(names)}")
+    return kernel
 
 
 def _choose(sections: list[Section], pattern: str | None, option: str) -> Section:

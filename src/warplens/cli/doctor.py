@@ -192,7 +192,8 @@ def _nvcc() -> Check:
     """For programs that `warplens record` runs; recording by `warplens.Kernel` needs none."""
     path = shutil.which("nvcc")
     if path is None:
-        return Check("nvcc", "note", "not found: only needed to build programs that `warplens record` runs")
+        what = "not in PATH: only needed to build programs that `warplens record` runs"
+        return Check("nvcc", "note", what, "the CUDA toolkit has it, and the wheel nvidia-cuda-nvcc")
     return Check("nvcc", "ok", path)
 
 
@@ -258,10 +259,12 @@ def _doctor_binary(path: Path, as_json: bool) -> int:
         Check(
             "record",
             "ok" if found.recordable else "note",
-            "warplens/host.hpp was compiled in: launches of the files that include it are seen"
+            "launches are seen of files that include warplens/host.hpp, or that `warplens nvcc` put marks into"
             if found.recordable
             else "launches are not seen: warplens has no way into machine code that was built without it",
-            "" if found.recordable else "mark a kernel, include warplens/host.hpp in its .cu file and build again",
+            ""
+            if found.recordable
+            else "mark a kernel and include warplens/host.hpp in its .cu file, or build it again by `warplens nvcc`",
         ),
     ]
     verdict = f"{path.name}: {'record sees it' if found.recordable else 'record does not see it'}"

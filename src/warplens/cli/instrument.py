@@ -5,6 +5,7 @@ In: a file of PTX. Out: a file of PTX, and a list of what is marked in it. Needs
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _MAX_BYTES: Final = 256 << 20
 _LEVELS: Final = ("coarse", "waits", "all")
 _KINDS: Final = ("phase", "wait", "arrive", "mark")
+_ALSO: Final = ("loads", "stores", "atomics", "loops", "lines")
 
 
 @click.command()
@@ -35,6 +37,7 @@ _KINDS: Final = ("phase", "wait", "arrive", "mark")
 @click.option("-k", "--kernels", "kernel", metavar="REGEX", help="Only kernels whose name holds it.")
 @click.option("--sites", metavar="REGEX", help="Only sites whose name holds it.")
 @click.option("--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Only sites of this kind; repeatable.")
+@click.option("--also", type=click.Choice(_ALSO), multiple=True, help="Mark these too; repeatable.")
 @json_option
 def instrument(
     file: Path,
@@ -44,6 +47,7 @@ def instrument(
     kernel: str | None,
     sites: str | None,
     kinds: tuple[str, ...],
+    also: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Put marks into the kernels of FILE, a PTX module: where they begin, wait and end.
@@ -51,8 +55,6 @@ def instrument(
     What else stands in FILE stays as it is. The marks record nothing until the module's symbol warplens_device names
     memory for records.
     """
-    import re
-
     from warplens.instrument import Selection
     from warplens.instrument import instrument as run
     from warplens.trace.whole import whole_file
@@ -65,13 +67,15 @@ def instrument(
         raise UsageError(f"{output} is what is read: name another file with -o")
     if output.exists() and not force:
         raise UsageError(f"{output} is there already: -f writes over it")
-    found = run(_read(file), Selection(level, sites, kinds or None), kernels=kernel)
+    found = run(_read(file), Selection(level, sites, kinds or None, also), kernels=kernel)
     with whole_file(output) as stream:
         stream.write(found.text.encode("utf-8", "surrogateescape"))
     if as_json:
         print_json(visible_tree({"file": str(output), "kernels": _facts(found)}))
     else:
         _print(found)
+        if sites and not any(re.search(sites, site["name"]) for own in _facts(found) for site in own["sites"]):
+            click.echo(f"note: no site has a name that holds {sites!r}: begin and end alone are marked", err=True)
     target = re.search(r"\.target\s+(\w+)", found.text)
     cubin = quoted(output.with_suffix(".cubin"))
     following = f"ptxas -lineinfo -arch={target[1] if target else ''} {quoted(output)} -o {cubin}"
@@ -82,9 +86,12 @@ def _read(file: Path) -> str:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise FileError(f"{file}: expected PTX of at most {_MAX_BYTES:,} bytes")
-        return file.read_bytes().decode("utf-8", "surrogateescape")
+        text = file.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
         raise FileError(f"cannot open {file}: {error.strerror or error}") from error
+    if not re.search(r"^\s*\.version\s", text, re.MULTILINE):
+        raise FileError(f"{file}: expected a PTX module, found no .version in it: `nvcc -ptx` or Triton makes one")
+    return text
 
 
 def _facts(found: Instrumented) -> list[dict[str, Any]]:

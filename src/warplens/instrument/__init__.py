@@ -7,8 +7,9 @@ it does not know passes through as it stands (docs/adr/0012-instrumenting-ptx.md
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,13 +21,16 @@ from warplens.instrument.read import STATEMENT, Function, Module, integer, read,
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
 from warplens.instrument.sites import Plan, Planner, Selection
 
-__all__ = ["Instrumented", "Kernel", "Selection", "instrument"]
+__all__ = ["Instrumented", "Kernel", "Mode", "Selection", "instrument", "site_text"]
 
 _ARCH: Final = re.compile(r"sm_([0-9]{1,4})(?![0-9])")
+_OF_HOST: Final = re.compile(rf"\.const\s+\.align\s+8\s+\.b8\s+([\w$]*{layout.DESCRIPTOR_SYMBOL})\[")
+_OF_WARPLENS: Final = "8warplens6detail4host"  # the kernels that host.hpp brings, as C++ writes their namespace
 _CONST: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s*+)*\.const\b([^={]*+)")
 _LEAST_ARCH: Final = 80
 _HAS_SYSTEM_SHARED: Final = 90
 _CONSTANT_BYTES: Final = 65536
+_LONGEST_NAME: Final = 200  # of a site set; templates have names of many thousand characters
 _OWN_SHARED: Final = "warplens_own"
 _OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, layout.SITES_SYMBOL_PREFIX)
 _OWN_NAME: Final = re.compile(rf"(?<![\w$%])(?:[%$]wl_\w*|{_OWN_SHARED}\b|{layout.SITES_SYMBOL_PREFIX}\w*)")
@@ -42,6 +46,15 @@ class Kernel:
     left_out: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Mode:
+    """How one kernel is marked: which marks it gets, None for none, and what registers its threads may take, where it
+    does not say it itself (`.maxnreg`)."""
+
+    selection: Selection | None
+    most_registers: int | None = None
+
+
 @dataclass
 class Instrumented:
     """The new text, and what it marks."""
@@ -51,43 +64,78 @@ class Instrumented:
 
 
 def instrument(
-    text: str, selection: Selection | None = None, *, kernels: str | None = None, most_registers: int | None = None
+    text: str,
+    selection: Selection | None = None,
+    *,
+    kernels: str | None = None,
+    most_registers: int | None = None,
+    modes: Mapping[str, Mode] | None = None,
+    in_program: bool = False,
 ) -> Instrumented:
     """Marks the kernels of a PTX module.
 
     `selection`: which marks (waits, all of them, by default). `kernels`: regular expression that a kernel's name must
-    hold. `most_registers`: what their threads may take, where the kernel does not say it itself (`.maxnreg`). Raises
+    hold. `most_registers`: what their threads may take, where the kernel does not say it itself (`.maxnreg`). `modes`:
+    both, for kernels by their names. `in_program`: the module is of a translation unit with host.hpp, whose descriptor
+    the marks then use; kernels that have marks already stay as they are. Raises
     PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
     """
-    module = read(_checked(text))
-    arch = _ARCH.search(module.directive("target") or "")
-    if module.directive("version") is None or arch is None:
-        raise PtxError("this is no PTX module: it has no .version or no .target with a GPU such as sm_90")
-    if int(arch[1]) < _LEAST_ARCH:
-        raise PtxError(f"this PTX is for {arch[0]}: marks need sm_{_LEAST_ARCH} or newer")
+    module = read(_checked(text, in_program))
+    arch = _arch(module)
     if not module.entries:
         raise PtxError("this PTX holds no kernel (.entry) with a body: there is nothing to mark")
+    space, descriptor = _descriptor_of(module, in_program)
     chosen = [entry for entry in module.entries if kernels is None or re.search(kernels, entry.name)]
+    if in_program:
+        chosen = [entry for entry in chosen if not _is_ours(module, entry, descriptor)]
     if not chosen:
         names = ", ".join(entry.name for entry in module.entries[:8])
-        raise PtxError(f"no kernel's name holds {kernels!r}: there are {names}")
+        raise PtxError(f"no kernel without marks has a name that holds {kernels or ''!r}: there are {names}")
     set_names = dict(zip(map(id, module.entries), _names(module), strict=True))
-    space = _space(module)
-    out = [_Entry(module, entry, int(arch[1]), set_names[id(entry)], space) for entry in chosen]
-    pieces = [piece for entry in out for piece in entry.mark(selection or Selection())]
-    if not pieces:
+    every = Mode(selection or Selection(), most_registers)
+    made: list[tuple[_Entry, Mode]] = []
+    for own in chosen:
+        mode = (modes or {}).get(own.name, every)
+        made.append((_Entry(module, own, arch, set_names[id(own)], space, descriptor, in_program), mode))
+    pieces = [piece for entry, mode in made if mode.selection for piece in entry.mark(mode.selection)]
+    if not pieces and any(mode.selection for _, mode in made):
         raise PtxError(f"{chosen[0].name} has no instructions: there is nothing to mark")
-    if most_registers is not None:
-        pieces += [piece for entry in chosen for piece in _limit(module, entry, most_registers)]
+    for own, (_, mode) in zip(chosen, made, strict=True):
+        pieces += _limit(module, own, mode.most_registers) if mode.most_registers else []
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
-    symbols = [_descriptor(space), *(entry.symbol for entry in out if entry.symbol)]
+    symbols = [*([] if in_program else [_descriptor(space)]), *(entry.symbol for entry, _ in made if entry.symbol)]
     if number := marks_file(module):
         symbols.append(f'.file {number} "{layout.MARKS_FILE}"')
-    if any(entry.needs_shared for entry in out):
+    if any(entry.needs_shared for entry, _ in made):
         symbols.append(f".shared .align 4 .b32 {_OWN_SHARED};")
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))
-    return Instrumented(splice(text, pieces), [entry.kernel for entry in out])
+    return Instrumented(splice(text, pieces), [entry.kernel for entry, _ in made])
+
+
+def _arch(module: Module) -> int:
+    found = _ARCH.search(module.directive("target") or "")
+    if module.directive("version") is None or found is None:
+        raise PtxError("this is no PTX module: it has no .version or no .target with a GPU such as sm_90")
+    if int(found[1]) < _LEAST_ARCH:
+        raise PtxError(f"this PTX is for {found[0]}: marks need sm_{_LEAST_ARCH} or newer")
+    return int(found[1])
+
+
+def _descriptor_of(module: Module, in_program: bool) -> tuple[str, str]:
+    """Space and name of the descriptor that marks read."""
+    if not in_program:
+        return _space(module), layout.DESCRIPTOR_SYMBOL
+    found = _OF_HOST.search(module.text)
+    if found is None:
+        raise PtxError("this PTX is of no translation unit with warplens/host.hpp, which needs C++17")
+    return "const", found[1]
+
+
+def _is_ours(module: Module, entry: Function, descriptor: str) -> bool:
+    """Whether a kernel is one of host.hpp, or its source has marks."""
+    begin, end = module.statements[entry.first - 1].end, module.statements[entry.last].start
+    return _OF_WARPLENS in entry.name or module.text.find(descriptor, begin, end) >= 0
 
 
 def _limit(module: Module, entry: Function, most_registers: int) -> list[Piece]:
@@ -96,10 +144,11 @@ def _limit(module: Module, entry: Function, most_registers: int) -> list[Piece]:
     return [] if ".maxnreg" in head or ".minnctapersm" in head else [(end, end, f"\n.maxnreg {most_registers}\n")]
 
 
-def _checked(text: str) -> str:
-    if layout.DESCRIPTOR_SYMBOL in text:
+def _checked(text: str, in_program: bool) -> str:
+    if layout.DESCRIPTOR_SYMBOL in text and not in_program:
         raise PtxError("this PTX has marks of warplens already: instrument what the compiler wrote")
-    if any(name in text for name in _OWN_NAMES) and (found := _OWN_NAME.search(without_remarks(text))):
+    found = _OWN_NAME.search(without_remarks(text)) if any(name in text for name in _OWN_NAMES) else None
+    if found and not (in_program and found[0].startswith(layout.SITES_SYMBOL_PREFIX)):
         where = f"{found[0]!r} is a name that marks use"
         raise PtxError(f"this PTX cannot be marked, for {where}: rename it, or instrument what the compiler wrote")
     if text.startswith(("\x7fELF", "!<arch>", "\x50\xed\x55\xba")):
@@ -158,9 +207,11 @@ def _names(module: Module) -> Iterator[str]:
 class _Entry:
     """One kernel on its way: its plan, its symbol, its pieces."""
 
-    def __init__(self, module: Module, function: Function, arch: int, name: str, space: str) -> None:
+    def __init__(
+        self, module: Module, function: Function, arch: int, name: str, space: str, descriptor: str, in_program: bool
+    ) -> None:
         self._flow = Flow(module, function)
-        self._arch, self._space = arch, space
+        self._arch, self._space, self._descriptor, self._in_program = arch, space, descriptor, in_program
         self.name = name
         self.kernel = Kernel(function.name, None)
         self.symbol = ""
@@ -178,9 +229,12 @@ class _Entry:
         plan = Planner(flow, selection).plan()
         calls = sum(own.name == "call" for own in flow.code)
         left_out = [*plan.left_out, *([f"{calls} calls: what the functions do is not marked"] if calls else [])]
+        if self._in_program:  # other units, and this one for other GPUs, may have a kernel of this name
+            facts = repr((self.name, plan.sites)).encode("utf-8", "replace")
+            self.name = f"{self.name[:_LONGEST_NAME]}_{hashlib.sha256(facts).hexdigest()[:8]}"
         digest = layout.sites_hash(self.name)
         self.kernel = Kernel(flow.function.name, {"name": self.name, "hash": digest, "sites": plan.sites}, left_out)
-        self.symbol = _site_symbol(self.name, plan.sites)
+        self.symbol = _site_symbol(self.name, plan.sites, "weak" if self._in_program else "visible")
         recorder = Recorder(
             layout.code_bits(len(plan.sites)),
             digest,
@@ -188,6 +242,8 @@ class _Entry:
             self._shared() if any(mark.settles for mark in plan.marks) else "0",
             self._straight(plan),
             self._space,
+            self._descriptor,
+            self._in_program,
         )
         return Inserter(flow, plan, recorder).insert()
 
@@ -212,13 +268,16 @@ class _Entry:
         return _OWN_SHARED
 
 
-def _site_symbol(name: str, sites: list[dict[str, Any]]) -> str:
-    """The table of sites as a symbol of the module: what WARPLENS_SITES_FROM leaves, with file and line of each."""
+def site_text(sites: list[dict[str, Any]]) -> str:
+    """A table of sites as a string: what WARPLENS_SITES_FROM leaves, with file and line of each."""
     rows = (
         layout.FIELD_SEPARATOR.join([s["name"], s["kind"], s["resource"], s["file"], str(s["line"])]) for s in sites
     )
     text = "".join(layout.SITE_SEPARATOR + row for row in rows)
-    text += f"{layout.TAIL_SEPARATOR}{sites[0]['file']}{layout.TAIL_SEPARATOR}{sites[0]['line']}\0"
-    data = text.encode("utf-8", "surrogateescape")
+    return text + f"{layout.TAIL_SEPARATOR}{sites[0]['file']}{layout.TAIL_SEPARATOR}{sites[0]['line']}"
+
+
+def _site_symbol(name: str, sites: list[dict[str, Any]], linkage: str) -> str:
+    data = (site_text(sites) + "\0").encode("utf-8", "surrogateescape")
     listed = ",".join(map(str, data))
-    return f".visible .global .align 1 .b8 {layout.SITES_SYMBOL_PREFIX}{name}[{len(data)}] = {{{listed}}};"
+    return f".{linkage} .global .align 1 .b8 {layout.SITES_SYMBOL_PREFIX}{name}[{len(data)}] = {{{listed}}};"

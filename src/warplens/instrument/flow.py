@@ -51,7 +51,7 @@ class Instruction:
     @property
     def targets(self) -> tuple[str, ...]:
         """Registers that it writes."""
-        if self.name in _NO_TARGET:
+        if self._writes_none:
             return ()
         return tuple(_REGISTER.findall(self._split[0]))
 
@@ -59,8 +59,12 @@ class Instruction:
     def sources(self) -> tuple[str, ...]:
         """Registers, symbols and special registers that it reads, its predicate among them."""
         _, rest = self._split
-        named = _REGISTER.findall(self.operands if self.name in _NO_TARGET else rest)
+        named = _REGISTER.findall(self.operands if self._writes_none else rest)
         return (*named, self.predicate) if self.predicate else tuple(named)
+
+    @property
+    def _writes_none(self) -> bool:
+        return self.name in _NO_TARGET or self.operands.startswith("[")  # an address, as of mbarrier.arrive
 
     @property
     def _split(self) -> tuple[str, str]:
@@ -294,12 +298,20 @@ class Flow:
 
         return Lanes(self), Lanes(self, to_the_end=True)
 
+    @cached_property
+    def lone(self) -> frozenset[int]:
+        """Blocks that one lane of a warp comes to alone."""
+        from warplens.instrument.lone import Lone
+
+        return Lone(self).blocks
+
     def is_apart(self, index: int, behind: bool) -> bool:
-        """Whether only some lanes of a warp can come in front of or behind an instruction, and others wait for them."""
-        return self._is_in(self._lanes[0], index, behind)
+        """Whether some lanes of a warp, but not one alone, can come in front of or behind an instruction while others
+        wait for them."""
+        return self.block_of[index] not in self.lone and self._is_in(self._lanes[0], index, behind)
 
     def is_in_part(self, index: int, behind: bool) -> bool:
-        """Whether some lanes of a warp may not come there: as `is_apart`, or the others go to the function's end."""
+        """Whether some lanes of a warp may not come there: they wait, or go to the function's end."""
         return self._is_in(self._lanes[1], index, behind)
 
     def _is_in(self, lanes: Lanes, index: int, behind: bool) -> bool:

@@ -121,27 +121,55 @@ class Inserter:
         if recorder.straight is not None:
             self._run_straight(run)
             return
+        held: int | None = None  # the slot of a record that is not stored yet
         for slot, mark in enumerate(run):
             text = recorder.any_lane(mark.guard, mark.negated) if mark.guard else []
             text += recorder.settle() if mark.settles else []
+            text += recorder.pin(mark.pins) if mark.pins else []
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             guard = "%wl_p5" if mark.guard else ""
             if slot == 0:
                 together = not self._flow.is_in_part(mark.index, mark.behind)
                 text += recorder.check(self._next(), len(run), together)
-                text += recorder.store("%wl_now", code, slot, guard)
             else:
-                text += [*recorder.clock(), *recorder.store("%wl_r1", code, slot, guard)]
-            if mark is run[-1]:
+                text += recorder.clock(slot)
+            text += recorder.record("%wl_now" if slot == 0 else "", code, slot)
+            text += recorder.put(held) if held is not None else []
+            held = slot if self._can_wait(mark) else None
+            text += recorder.put(slot, guard) if held is None else []
+            if mark is run[-1] and held is None:
                 text += recorder.advance(len(run), guard)
             self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
+        if held is not None:
+            at = self._end_of_block(self._flow.blocks[self._flow.block_of[run[-1].index]])
+            self._add(at, [*recorder.put(held), *recorder.advance(len(run))])
+
+    def _can_wait(self, mark: Mark) -> bool:
+        """Whether a mark's record is stored behind the next clock, where the kernel is about to wait anyway."""
+        if mark.verb != Verb.PHASE or mark.guard:
+            return False
+        block = self._flow.blocks[self._flow.block_of[mark.index]]
+        last = self._flow.code[block.stop - 1]
+        behind = mark.index + mark.behind
+        return (
+            behind < block.stop
+            and self._scopes.depth(last.statement) == 0
+            and not (last.predicate and last.name in _LEAVES)
+        )
+
+    def _end_of_block(self, block: Block) -> int:
+        """The place in front of the jump that ends a block, or behind its last instruction."""
+        last = self._flow.code[block.stop - 1]
+        return self._in_block(block, block.stop - 1 if last.name in _JUMPS else block.stop)
 
     def _run_straight(self, run: list[Mark]) -> None:
         recorder = self._recorder
         for mark in run:
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             text = recorder.settle() if mark.settles else []
-            text += [*recorder.clock(), *recorder.store("%wl_r1", code, self._plan.marks.index(mark) + 1)]
+            text += recorder.pin(mark.pins) if mark.pins else []
+            slot = self._plan.marks.index(mark) + 1
+            text += [*recorder.clock(slot), *recorder.record("", code, slot), *recorder.put(slot)]
             self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
 
     def _next(self) -> int:

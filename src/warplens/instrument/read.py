@@ -8,6 +8,7 @@ original (`splice`). Must not know what an instruction does: that is flow.py and
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -96,6 +97,14 @@ class Module:
         """Paths of source files by the number that `.loc` calls them by, as they stand."""
         pairs = (_FILE.match(self.text, start) for kind, start, _ in self.statements if kind == LINE)
         return {int(found[1]): found[2] for found in pairs if found}
+
+    @cached_property
+    def _ends_of_lines(self) -> list[int]:
+        return [found.start() for found in re.finditer("\n", self.text)]
+
+    def line(self, at: int) -> int:
+        """The number of the line, from 1, that the character `at` stands in."""
+        return bisect_left(self._ends_of_lines, at) + 1
 
     def directive(self, name: str) -> str | None:
         """What stands behind `.version`, `.target` or `.address_size`; None when it is not there."""

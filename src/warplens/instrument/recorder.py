@@ -55,7 +55,7 @@ class Recorder:
 
     `sites_hash`: of its site set. `flat`: its blocks differ in x alone. `shared`: the address of shared memory that a
     barrier's end is seen by, a symbol or a number. `straight`: the number of its marks, when each is passed once.
-    `space`: of the descriptor.
+    `space`, `descriptor`: where the descriptor stands and what it is called. `listed`: blocks can be chosen by a list.
     """
 
     code_bits: int
@@ -64,12 +64,14 @@ class Recorder:
     shared: str
     straight: int | None = None
     space: str = "const"
+    descriptor: str = layout.DESCRIPTOR_SYMBOL
+    listed: bool = False
 
     def declarations(self) -> list[str]:
         """Registers, for the begin of the function's body."""
         return [
             ".reg .b32 %wl_lo, %wl_hi, %wl_ep, %wl_left, %wl_seq, %wl_gt, %wl_e, %wl_d, %wl_slab, %wl_index;",
-            ".reg .b32 %wl_c<4>, %wl_r<16>;",
+            ".reg .b32 %wl_c<4>, %wl_k<2>, %wl_r<16>;",
             ".reg .b64 %wl_begin, %wl_now, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
             ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
         ]
@@ -80,7 +82,7 @@ class Recorder:
         return [
             "mov.u64 %wl_begin, %clock64;",
             "mov.u32 %wl_gt, %globaltimer_lo;",
-            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
             "setp.ne.u64 %wl_p0, %wl_control, 0;",
             *(f"mov.u32 {register}, 0;" for register in ("%wl_c0", "%wl_c1", "%wl_c2", "%wl_c3", "%wl_slab")),
             f"@%wl_p0 ld.global.v4.u32 {{%wl_c0, %wl_c1, %wl_c2, %wl_c3}}, [%wl_control+{layout.CONTROL_CHOICE}];",
@@ -99,6 +101,7 @@ class Recorder:
             "shr.u32 %wl_r3, %wl_c0, %wl_left;",
             "and.b32 %wl_r3, %wl_r3, 1;",
             "setp.ne.and.u32 %wl_p0, %wl_r3, 0, %wl_p0;",
+            *(self._look_up() if self.listed else []),
             "and.b32 %wl_r4, %wl_r0, 31;",
             "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
             "mov.u32 %wl_seq, 0;",
@@ -107,6 +110,32 @@ class Recorder:
             "mov.u32 %wl_index, 0xffffffff;",
             f"@%wl_w or.b32 %wl_left, %wl_left, {_NO_SPACE};",
             "@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
+        ]
+
+    def _look_up(self) -> list[str]:
+        """Whether the block, %wl_r1, stands in the list, where there is one. Launches that a window of replays would
+        choose (CHOICE_WINDOW) are not recorded: nothing here counts them."""
+        return [
+            f"and.b32 %wl_r5, %wl_c3, {layout.CHOICE_WINDOW};",
+            "setp.eq.and.u32 %wl_p0, %wl_r5, 0, %wl_p0;",
+            f"and.b32 %wl_r5, %wl_c3, {layout.CHOICE_LIST};",
+            "setp.ne.and.u32 %wl_p1, %wl_r5, 0, %wl_p0;",
+            "mov.u64 %wl_q0, 0;",
+            "mov.u32 %wl_r5, 0;",
+            "mov.u32 %wl_r6, 0;",
+            f"@%wl_p1 ld.global.u64 %wl_q0, [%wl_control+{layout.CONTROL_LIST_ADDRESS}];",
+            f"@%wl_p1 ld.global.u32 %wl_r5, [%wl_control+{layout.CONTROL_LIST_BLOCKS}];",
+            "setp.lt.and.u32 %wl_p2, %wl_r1, %wl_r5, %wl_p1;",
+            "shr.u32 %wl_r5, %wl_r1, 5;",
+            "mad.wide.u32 %wl_q0, %wl_r5, 4, %wl_q0;",
+            "@%wl_p2 ld.global.u32 %wl_r6, [%wl_q0];",
+            "and.b32 %wl_r5, %wl_r1, 31;",
+            "shr.u32 %wl_r6, %wl_r6, %wl_r5;",
+            "and.b32 %wl_r6, %wl_r6, 1;",
+            "setp.ne.u32 %wl_p2, %wl_r6, 0;",
+            "not.pred %wl_p3, %wl_p1;",
+            "or.pred %wl_p3, %wl_p3, %wl_p2;",
+            "and.pred %wl_p0, %wl_p0, %wl_p3;",
         ]
 
     def open(self, code: int) -> list[str]:
@@ -141,7 +170,7 @@ class Recorder:
 
         What was asked for in vain is given back, or the cursor would wrap to 0 after 2^32 / 1024 chunks.
         """
-        symbol = layout.DESCRIPTOR_SYMBOL
+        symbol = self.descriptor
         left = [
             "sub.u32 %wl_r2, %wl_r0, %wl_index;",
             f"add.u32 %wl_r2, %wl_r2, {layout.CURSOR_COUNT - 1};",
@@ -187,23 +216,31 @@ class Recorder:
             f"$wl_back_{number}:",
         ]
 
-    def clock(self) -> list[str]:
-        """The clock of a mark that has space."""
-        return ["mov.u32 %wl_r1, %clock;"]
+    def clock(self, slot: int) -> list[str]:
+        """The clock of a mark that has space, the `slot`-th of a run."""
+        return [f"mov.u32 %wl_k{slot % 2}, %clock;"]
 
-    def store(self, clock: str, code: int, slot: int, guard: str = "") -> list[str]:
-        """The record of a mark, the `slot`-th behind the place. `clock`: a register of 64 bits, or %wl_r1."""
-        low = [f"cvt.u32.u64 %wl_r1, {clock};"] if clock != "%wl_r1" else []
-        both = [f"and.pred %wl_w, %wl_w, {guard};"] if guard else []
+    def record(self, clock: str, code: int, slot: int) -> list[str]:
+        """A mark's record, in a register. `clock`: a register of 64 bits, or "" where `clock` has read it.
+
+        Two registers take turns: of one, each clock would wait until the store before has read it.
+        """
+        register = f"%wl_k{slot % 2}"
+        low = [f"cvt.u32.u64 {register}, {clock};"] if clock else []
+        return [*low, f"shl.b32 {register}, {register}, {self.code_bits};", f"add.u32 {register}, {register}, {code};"]
+
+    def put(self, slot: int, guard: str = "", *, at: int | None = None) -> list[str]:
+        """Stores a record, `at` words (`slot`, else) behind the place."""
         return [
-            *low,
-            f"shl.b32 %wl_r1, %wl_r1, {self.code_bits};",
-            f"add.u32 %wl_r1, %wl_r1, {code};",
             "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
             "setp.ne.u32 %wl_w, %wl_hi, 0;",
-            *both,
-            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * slot + 4}], %wl_r1;",
+            *([f"and.pred %wl_w, %wl_w, {guard};"] if guard else []),
+            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * (slot if at is None else at) + 4}], %wl_k{slot % 2};",
         ]
+
+    def store(self, clock: str, code: int, slot: int) -> list[str]:
+        """The record of a 64-bit clock, stored at once."""
+        return [*self.record(clock, code, slot), *self.put(slot)]
 
     def advance(self, marks: int, guard: str = "") -> list[str]:
         """The place behind so many marks; behind one that was taken only where `guard` holds."""
@@ -228,6 +265,20 @@ class Recorder:
             "setp.ne.u32 %wl_p4, %wl_r3, 0;",
             "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
             "@%wl_p4 st.global.u32 [%wl_ad], %wl_r3;",
+        ]
+
+    def pin(self, values: tuple[tuple[str, int], ...]) -> list[str]:
+        """Waits until loaded values are there, each a register and its bits, as `settle` waits for a barrier."""
+        out = ["and.b32 %wl_r4, %wl_lo, 3;", "mov.u32 %wl_r5, 0;"]
+        for register, bits in values:
+            move = f"mov.b32 %wl_r3, {register};" if bits == 32 else f"mov.b64 {{%wl_r3, %wl_r6}}, {register};"
+            out += [move, "or.b32 %wl_r5, %wl_r5, %wl_r3;"]
+        return [
+            *out,
+            "and.b32 %wl_r5, %wl_r5, %wl_r4;",
+            "setp.ne.u32 %wl_p4, %wl_r5, 0;",
+            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
+            "@%wl_p4 st.global.u32 [%wl_ad], %wl_r5;",
         ]
 
     def next(self, number: int) -> list[str]:
@@ -278,7 +329,7 @@ class Recorder:
     def _again(self) -> list[str]:
         """Another slab, where %wl_p5."""
         return [
-            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
             f"@%wl_p5 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
             *self._slab(),
             *self._cursor(),
@@ -367,7 +418,7 @@ class Recorder:
         return [
             f"cvt.u64.u32 %wl_q1, {events};",
             f"cvt.u64.u32 %wl_q3, {chunks};",
-            f"ld.{self.space}.u64 %wl_control, [{layout.DESCRIPTOR_SYMBOL}];",
+            f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
             f"@%wl_p2 red.global.add.u64 [%wl_control+{layout.CONTROL_LOST_EVENTS}], %wl_q1;",
             f"@%wl_p2 red.global.add.u64 [%wl_control+{layout.CONTROL_LOST_CHUNKS}], %wl_q3;",
         ]

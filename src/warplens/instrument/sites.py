@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from warplens import layout
 from warplens.errors import PtxError, UsageError
+from warplens.instrument.asked import ALSO, Landing, instants, landings, lines
 from warplens.instrument.flow import Flow
-from warplens.instrument.read import file_name, line_of
+from warplens.instrument.read import file_name
 from warplens.instrument.scopes import Scopes
 from warplens.instrument.source import SourceMark, moved, source_marks
 from warplens.instrument.waits import Waits, is_idle, notable
@@ -35,7 +36,7 @@ class Mark:
     """A mark in front of instruction `index`, or behind it. `site`: its id, from 1; 0 with a verb of `Control`.
 
     `settles`: it ends a wait behind which a clock can be read too early. `guard`: the predicate of the instruction that
-    it tells of, "" for none.
+    it tells of, "" for none. `pins`: loaded values that it waits for, each a register and its bits.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Mark:
     settles: bool = False
     guard: str = ""
     negated: bool = False
+    pins: tuple[tuple[str, int], ...] = ()
 
     @property
     def place(self) -> int:
@@ -68,7 +70,7 @@ class Plan:
 @dataclass(frozen=True)
 class Selection:
     """What is marked. `level`: one of LEVELS. `sites`: regular expression that a site's name must hold. `kinds`: None
-    for all of them.
+    for all of them. `also`: some of ALSO, which no level has.
 
     Raises UsageError for what cannot be meant.
     """
@@ -76,10 +78,13 @@ class Selection:
     level: str = "waits"
     sites: str | None = None
     kinds: tuple[str, ...] | None = None
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise UsageError(f"level {self.level!r}: expected one of {', '.join(LEVELS)}")
+        if unknown := sorted(set(self.also) - set(ALSO)):
+            raise UsageError(f"also {unknown[0]!r}: expected some of {', '.join(ALSO)}")
         odd = set(self.kinds or ()) - set(KINDS)
         if odd:
             raise UsageError(f"kind {sorted(odd)[0]!r}: expected some of {', '.join(KINDS)}")
@@ -120,6 +125,7 @@ class Planner:
         if self._selection.level == "all":
             for instant in waits.instants:
                 self._instant(instant)
+        self._on_request()
         self._marks.sort(key=lambda mark: mark.place)
         self._merge()
         self._name_phases()
@@ -179,18 +185,45 @@ class Planner:
         flow = self._flow
         own = flow.code[instant.index]
         name = self._named(instant.index, instant.what)
-        block = flow.block_of[instant.index]
-        if not self._selection.takes(name, instant.verb) or block not in flow.reached:
+        if not self._selection.takes(name, instant.verb):
             return
-        if not self._is_outside(instant.index, False):
-            self._leave_out("arrivals and issues not marked: they stand within braces")
-            return
-        if flow.is_apart(instant.index, False):
-            self._leave_out("arrivals and issues not marked: only some lanes of a warp come there")
+        if not self._fits(instant.index, False, "arrivals and issues not marked"):
             return
         site = self._site(instant.index, instant.verb, name, instant.resource)
         verb = _VERBS[instant.verb]
-        self._marks.append(Mark(instant.index, False, site, verb, guard=own.predicate, negated=own.negated))
+        guard = "" if own.name == "bra" else own.predicate
+        self._marks.append(Mark(instant.index, False, site, verb, guard=guard, negated=own.negated))
+
+    def _on_request(self) -> None:
+        also = self._selection.also
+        for instant in instants(self._flow, also):
+            self._instant(instant)
+        for landing in landings(self._flow) if "loads" in also else ():
+            self._landing(landing)
+        for number in lines(self._flow) if "lines" in also else ():
+            if self._fits(number, False, "lines not marked") and self._selection.takes("", "phase"):
+                self._marks.append(Mark(number, False, self._site(number, "phase", "", ""), Verb.PHASE))
+
+    def _landing(self, landing: Landing) -> None:
+        name = self._named(landing.first, "wait load")
+        if not self._selection.takes(name, "wait") or not self._fits(landing.last, True, "loads not marked"):
+            return
+        site = self._site(landing.first, "wait", name, "loads")
+        self._marks.append(Mark(landing.last, True, site, Verb.WAIT))
+        phase = self._site(landing.last, "phase", "", "")
+        self._marks.append(Mark(landing.last, True, phase, Verb.PHASE, pins=landing.values))
+
+    def _fits(self, index: int, behind: bool, what: str) -> bool:
+        """Whether a mark can stand there; counts what is left out."""
+        if self._flow.block_of[index] not in self._flow.reached:
+            return False
+        if not self._is_outside(index, behind):
+            self._leave_out(f"{what}: they stand within braces")
+            return False
+        if self._flow.is_apart(index, behind):
+            self._leave_out(f"{what}: only some lanes of a warp come there")
+            return False
+        return True
 
     def _of_source(self, own: SourceMark) -> None:
         """A mark of the user's: its name is the site's, however often the compiler has copied it."""
@@ -225,7 +258,7 @@ class Planner:
 
     def _ptx_line(self, index: int) -> int:
         module = self._flow.module
-        return line_of(module.text, module.statements[self._flow.code[index].statement].start)
+        return module.line(module.statements[self._flow.code[index].statement].start)
 
     def _named(self, index: int, what: str, until: int = 0) -> str:
         """A name that reads like the source: file, line (or lines `until` the given one), what happens there."""
@@ -243,6 +276,7 @@ class Planner:
             if before is not None and before.verb == Verb.PHASE and not own and self._follows(before, mark):
                 kept.pop()
                 mark.settles |= before.settles
+                mark.pins += before.pins
             kept.append(mark)
         self._marks = kept
 

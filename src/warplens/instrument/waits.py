@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from warplens import layout
 from warplens.instrument.flow import Flow, Instruction, Loop
 from warplens.instrument.read import integer
 
@@ -29,18 +30,20 @@ _WAITS: Final = (
 )
 """Opcode, what is waited for, the resource ({0}: its first operand), whether a clock behind it can come too early."""
 _INSTANTS: Final = (
-    (re.compile(r"mbarrier\.arrive"), "arrive", "arrive mbarrier", "mbarrier"),
-    (re.compile(r"cp\.async\.mbarrier\.arrive"), "arrive", "cp.async arrives at mbarrier", "mbarrier"),
-    (re.compile(r"tcgen05\.commit"), "arrive", "tcgen05 commit", "mbarrier"),
+    (re.compile(r"mbarrier\.arrive"), "arrive", "arrive {1}", "mbarrier"),
+    (re.compile(r"cp\.async\.mbarrier\.arrive"), "mark", "issue cp.async for mbarrier", "mbarrier"),
+    (re.compile(r"tcgen05\.commit"), "mark", "tcgen05 commit", "mbarrier"),
     (re.compile(r"(?:bar|barrier)(?:\.cta)?\.arrive"), "arrive", "arrive barrier {0}", "barrier {0}"),
     (re.compile(r"barrier\.cluster\.arrive"), "arrive", "arrive cluster barrier", "cluster barrier"),
     (re.compile(r"griddepcontrol\.launch_dependents"), "arrive", "let the next grid begin", "next grid"),
-    (re.compile(r"cp\.async\.bulk(?:\.tensor)?\.\S*mbarrier"), "mark", "issue bulk load", ""),
+    (re.compile(r"cp\.async\.bulk(?:\.tensor)?\.\S*mbarrier"), "mark", "issue bulk load", "mbarrier"),
     (re.compile(r"cp\.async\.bulk(?:\.tensor)?\.\S*bulk_group"), "mark", "issue bulk store", ""),
     (re.compile(r"wgmma\.mma_async"), "mark", "issue wgmma", ""),
     (re.compile(r"tcgen05\.mma"), "mark", "issue tcgen05.mma", ""),
     (re.compile(r"fence\.proxy"), "mark", "fence.proxy", ""),
 )
+"""Opcode, verb, what is done, the resource: of a `mark`, the one that hardware arrives at when it is done."""
+_REMOTE: Final = re.compile(r"\S*(?:\.multicast|mbarrier\.arrive\S*\.shared::cluster)")
 _ASKS: Final = re.compile(r"mbarrier\.(?:try_wait|test_wait)")
 _FLAG: Final = re.compile(r"(?:ld\.(?:volatile|relaxed|acquire)|atom(?:\.\w+)*\.(?:cas|exch|or|add))")
 _WORKS: Final = frozenset({"st", "mma", "wgmma", "tcgen05", "cp", "wmma", "shfl", "bar", "barrier", "call"})
@@ -48,6 +51,9 @@ _MOST_ASKING: Final = 24
 """Instructions of a loop that only asks: more than any compiler makes of one."""
 
 
+_LENGTH: Final = re.compile(r"(?<![0-9])[1-9][0-9]?(?=[A-Za-z_])")  # in front of a name, as C++ mangles it
+_ARRAY: Final = re.compile(r"\.shared\s+(?:\.align\s+\d+\s+)?\.[bsu](8|16|32|64)(\s+)([\w$]+)\[(\d{1,6})\]")
+_TAIL: Final = re.compile(r"E?(?:_?[0-9]+)?")
 _SYMBOL: Final = re.compile(r"[A-Za-z_$]")
 
 
@@ -81,6 +87,7 @@ class Waits:
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
+        self._readables: dict[str, str] = {}
 
     @cached_property
     def waits(self) -> list[Wait]:
@@ -128,17 +135,20 @@ class Waits:
     def instants(self) -> list[Instant]:
         """Arrivals and issues, in the order of the text; of a run of issues of one kind the first."""
         out: list[Instant] = []
-        before = (-2, "")
+        before = (-2, "", "")
         for number, own in enumerate(self._flow.code):
             for pattern, verb, what, resource in _INSTANTS:
                 if not pattern.match(own.opcode):
                     continue
                 found = self._mbarrier(own) if resource == "mbarrier" else resource
+                if resource == "mbarrier" and _REMOTE.match(own.opcode):
+                    found = layout.REMOTE + found
                 first = self._value(own.operands.partition(",")[0].strip())
-                instant = Instant(number, verb, what.format(first), found.format(first))
-                if verb != "mark" or before[1] != what or self._flow.block_of[before[0]] != self._flow.block_of[number]:
+                instant = Instant(number, verb, what.format(first, found), found.format(first))
+                same = before[1:] == (what, found) and self._flow.block_of[before[0]] == self._flow.block_of[number]
+                if verb != "mark" or not same:
                     out.append(instant)
-                before = number, what
+                before = number, what, found
                 break
         return out
 
@@ -146,7 +156,7 @@ class Waits:
         """A name for the barrier in shared memory that the instruction names in brackets."""
         found = re.findall(r"\[\s*([^\]\s+]+)\s*(?:\+\s*(-?\w+))?\s*\]", own.operands)
         if not found:
-            return "mbarrier"
+            return layout.MBARRIER
         base, offset = found[-1] if own.name == "cp" else found[0]
         symbol, distance, rest = self._address(base)
         if offset:
@@ -154,9 +164,33 @@ class Waits:
             distance += value or 0
             rest |= value is None
         if not symbol and not distance:
-            return "mbarrier"
-        place = f"{symbol or 'shared'}+{distance}" if distance else symbol
-        return f"mbarrier {place}" + ("[]" if rest else "")
+            return layout.MBARRIER
+        stages = self._rings.get(symbol, "") if not distance else ""
+        symbol = self._readable(symbol or "shared")
+        place = f"{symbol}+{distance}" if distance else symbol
+        return f"{layout.MBARRIER} {place}" + (f"[{stages}]" if rest else "")
+
+    @cached_property
+    def _rings(self) -> dict[str, str]:
+        """How many barriers an array in shared memory has, where all that are made in it expect as many arrivals."""
+        counts: dict[str, set[str]] = {}
+        for own in self._flow.code:
+            if own.opcode.startswith("mbarrier.init"):
+                place, _, count = own.operands.partition(",")
+                symbol, _, _ = self._address(place.strip("[] ").partition("+")[0].strip())
+                counts.setdefault(symbol, set()).add(self._value(count.strip()))
+        sizes = {found[3]: int(found[1]) // 8 * int(found[4]) for found in _ARRAY.finditer(self._flow.module.text)}
+        alike = {symbol for symbol, values in counts.items() if len(values) == 1 and "?" not in values}
+        return {symbol: str(size // 8) for symbol, size in sizes.items() if symbol in alike and size % 8 == 0 and size}
+
+    def _readable(self, symbol: str) -> str:
+        """What the source calls a variable that C++ mangled, where no other of the kernel has that name."""
+        for found in _LENGTH.finditer(symbol) if symbol.startswith("_Z") else ():
+            end = found.end() + int(found[0])
+            name = symbol[found.end() : end]
+            if len(name) == int(found[0]) and _TAIL.fullmatch(symbol, end):
+                return name if self._readables.setdefault(name, symbol) == symbol else symbol
+        return symbol
 
     def _address(self, register: str) -> tuple[str, int, bool]:
         """Symbol, constant offset, and whether something is added that is not known."""
@@ -168,9 +202,10 @@ class Waits:
                     return symbol, distance, True
                 return (register, distance, rest) if value is None else (symbol, distance + value, rest)
             defined = self._definitions.get(register, [])
-            if len(defined) != 1 or defined[0].name not in ("mov", "add", "cvta", "cvt", "or"):
+            if len(defined) != 1 or defined[0].name not in ("mov", "add", "cvta", "cvt", "or", "mapa"):
                 return symbol, distance, True
             parts = [part.strip() for part in defined[0].operands.split(",")][1:]
+            parts = parts[:1] if defined[0].name == "mapa" else parts
             registers = [part for part in parts if integer(part) is None]
             distance += sum(integer(part) or 0 for part in parts)
             if not registers:
@@ -185,7 +220,7 @@ class Waits:
             if not register.startswith("%"):
                 return _SYMBOL.match(register) is not None
             defined = self._definitions.get(register, [])
-            if len(defined) != 1 or defined[0].name not in ("mov", "add", "cvta", "or"):
+            if len(defined) != 1 or defined[0].name not in ("mov", "add", "cvta", "or", "mapa"):
                 return False
             parts = [part.strip() for part in defined[0].operands.split(",")][1:]
             register = next((part for part in parts if integer(part) is None), "%")

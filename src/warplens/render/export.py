@@ -17,6 +17,7 @@ import polars as pl
 
 from warplens.errors import UsageError
 from warplens.render.facts import mapping
+from warplens.render.places import sites_at_marks
 from warplens.render.selection import Chosen, Selection, choose
 from warplens.trace.tables import TABLES
 from warplens.trace.whole import whole_file, whole_folder
@@ -60,11 +61,12 @@ def export(
     if format not in FORMATS:
         raise UsageError(f"no format {format!r}: there are {', '.join(FORMATS)}")
     chosen = choose(trace, selection or Selection())
+    sites = sites_at_marks(trace.sites, trace.audit)
     if format == "perfetto":
         from warplens.render.perfetto import perfetto_bytes
 
         title = mapping(trace.manifest.get("device")).get("name") or "GPU"
-        buffers = perfetto_bytes(chosen, trace.sites, trace.origin_ns, title=str(title), arguments=arguments)
+        buffers = perfetto_bytes(chosen, sites, trace.origin_ns, title=str(title), arguments=arguments)
         with whole_file(target) as stream:
             level = GZIP_LEVEL_OF_ARGUMENTS if arguments else GZIP_LEVEL
             _write(stream, _packed(buffers, level) if gzip else buffers)
@@ -73,7 +75,7 @@ def export(
             _write_tables(folder, trace, chosen)
     else:
         with whole_file(target) as stream:
-            spans_with_names(chosen, trace.sites).write_csv(stream)
+            spans_with_names(chosen, sites).write_csv(stream)
     return target
 
 

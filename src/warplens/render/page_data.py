@@ -22,6 +22,7 @@ from warplens.render.page_pack import Packer
 from warplens.render.page_part import part_of
 from warplens.render.page_times import pack_spans
 from warplens.render.phases import launch_groups, phase_table
+from warplens.render.places import mark_places
 from warplens.render.selection import Selection
 from warplens.render.trust import trust_lines
 
@@ -32,6 +33,7 @@ MAX_SPANS: Final = 12_000_000
 """More than the 10^7 that a page is measured to carry; beyond, blocks are sampled and the page says so."""
 MAX_PROBLEMS: Final = 5000
 MAX_AUDIT: Final = 5000
+MAX_MARKS_OF_SITE: Final = 20
 MAX_NAME: Final = 20_000
 MAX_SOURCE_CHARACTERS: Final = 1 << 20
 
@@ -101,7 +103,8 @@ def _facts(trace: Trace, launch: int | None) -> dict[str, Any]:
     problems = trace.problems
     if launch is not None:
         problems = problems.filter((pl.col("launch") == launch) | pl.col("launch").is_null())
-    files = set(sites["file"].to_list())
+    places = mark_places(sites, trace.audit)
+    files = set(sites["file"].to_list()) | {file for marks in places for file, _ in marks}
     return {
         "note": None if trace.note is None else visible(trace.note, limit=2000),
         "created": visible(trace.manifest.get("created")),
@@ -109,11 +112,14 @@ def _facts(trace: Trace, launch: int | None) -> dict[str, Any]:
         "sites": [
             {key: visible(row[key], limit=MAX_NAME) for key in ("name", "kind", "resource", "file", "site_set")}
             | {"line": row["line"], "color": color, "ink": ink_on(color), "waits": row["kind"] in WAITING_KINDS}
-            for row, color in zip(sites.iter_rows(named=True), colors, strict=True)
+            | {"marks": [[visible(file, limit=MAX_NAME), line] for file, line in marks[:MAX_MARKS_OF_SITE]]}
+            | {"more_marks": max(len(marks) - MAX_MARKS_OF_SITE, 0)}
+            for row, color, marks in zip(sites.iter_rows(named=True), colors, places, strict=True)
         ],
         "launches": [_plain(row) for row in launches.to_dicts()],
         "trust": [
-            {"label": t.label, "level": t.level, "text": t.text, "brief": t.brief} for t in trust_lines(trace, launch)
+            {"label": t.label, "level": t.level, "text": t.text, "brief": t.brief}
+            for t in trust_lines(trace, launch, audit_is="in the table of marks")
         ],
         "groups": _groups(trace, launch),
         "problems": [_plain(row) for row in problems.head(MAX_PROBLEMS).to_dicts()],

@@ -53,8 +53,11 @@ class TrustLine:
     brief: str = ""
 
 
-def trust_lines(trace: Trace, launch: int | None = None) -> list[TrustLine]:
-    """All trust lines of `trace`; with `launch`, losses and problems of that launch and of the file alone."""
+def trust_lines(trace: Trace, launch: int | None = None, *, audit_is: str = "") -> list[TrustLine]:
+    """All trust lines of `trace`; with `launch`, losses and problems of that launch and of the file alone.
+
+    `audit_is` says where the whole audit stands; without it the command that prints it is named.
+    """
     manifest = trace.manifest
     lines = []
     stopped = stopped_text(trace)
@@ -70,7 +73,7 @@ def trust_lines(trace: Trace, launch: int | None = None) -> list[TrustLine]:
             _builds(kernel, prefix),
             *_mark_cost(kernel, prefix, _warps(trace, index)),
         ]
-    lines += _audit(trace)
+    lines += _audit(trace, audit_is)
     lines += _losses_and_problems(trace, launch)
     lines += [_clocks(manifest), _neighbours(manifest), _time_axis(trace, launch)]
     return lines
@@ -180,7 +183,7 @@ def _correction(found: dict[str, Any], prefix: str, warps: int) -> TrustLine:
     return TrustLine("correction", "note" if noted else "ok", prefix + "; ".join(parts))
 
 
-def _audit(trace: Trace) -> list[TrustLine]:
+def _audit(trace: Trace, audit_is: str) -> list[TrustLine]:
     """What the machine code says against the marks; nothing in files that were made before there was an audit."""
     lines = []
     entries_made = [entry for kernel in trace.manifest.get("kernels") or [] if (entry := kernel.get("audit"))]
@@ -201,7 +204,8 @@ def _audit(trace: Trace) -> list[TrustLine]:
     worst = table.filter(pl.col("severity") == "warning").join(trace.sites, on="site", how="left").row(0, named=True)
     name = worst["name"] or worst["verb"] or "mark"
     where = f"{visible(name, limit=40)} (line {worst['line']})" if worst["line"] else visible(name, limit=40)
-    more = f"warplens audit {'FILE' if trace.path is None else visible(shlex.quote(str(trace.path)), limit=4096)}"
+    path = "FILE" if trace.path is None else visible(shlex.quote(str(trace.path)), limit=4096)
+    more = audit_is or f"warplens audit {path}"
     return [*lines, TrustLine("marks", "note", f"{text}, {where}: {visible(worst['finding'], limit=160)}; all: {more}")]
 
 

@@ -88,6 +88,8 @@ def _manifest(traces: Sequence[Trace]) -> dict[str, Any]:
         for entry in own["site_sets"]:
             if sets.setdefault(entry["name"], entry)["sites"] != entry["sites"]:
                 text = f"two different sets of sites are called {entry['name']}: traces of one build were expected"
+                if trace.path is not None:
+                    text += f", that of {trace.path} differs from one before it"
                 raise UsageError(text)
         merged.append(
             {

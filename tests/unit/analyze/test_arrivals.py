@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 
 import warplens
 from tests.unit.render import fake
@@ -78,6 +79,103 @@ def test_arrivals_at_a_resource_count_and_waits_there_do_not() -> None:
         (0, 0): ("INFERRED", (2, 24)),  # the later of 20 and 24
         (0, 30): ("INFERRED", (1, 50)),  # the later of 50 and 40
     }
+
+
+RING = [
+    ("full", "wait", "mbarrier full[]"),
+    ("expect", "arrive", "mbarrier full[]"),
+    ("issue", "mark", "mbarrier full[]"),
+    ("empty", "wait", "mbarrier empty[]"),
+    ("free", "arrive", "mbarrier empty[]"),
+]
+
+
+def ring(sites: list[tuple[str, str, str]] = RING, **more: int) -> Any:
+    """Warp 0 loads two stages by hardware, without waiting in the first round; warps 1 and 2 wait, work, set free."""
+    rows: list[Row] = [(0, 3, 0, 1, {}), (0, 1, 2, 2, {}), (0, 2, 3, 3, {})]
+    rows += [(0, 3, 4, 5, {}), (0, 1, 6, 6, {}), (0, 2, 7, 7, more)]
+    for warp in (1, 2):
+        rows += [
+            (warp, 0, 1, 20, {}),
+            (warp, 4, 30, 30, {}),
+            (warp, 0, 31, 40, {}),
+            (warp, 4, 50 + warp, 50 + warp, {}),
+        ]
+    return trace_of(rows, sites)
+
+
+def test_what_hardware_fills_came_between_its_issue_and_the_end_of_the_wait() -> None:
+    told = by_span(ring())
+    assert {told[warp, 1] for warp in (1, 2)} == {("HARDWARE", (0, 3))}  # not the arrival at 2, which counts bytes
+    assert {told[warp, 31] for warp in (1, 2)} == {("HARDWARE", (0, 7))}
+
+
+def test_a_wait_that_its_parity_lets_pass_gets_no_arrow_to_a_later_round() -> None:
+    told = by_span(ring())
+    assert told[0, 0] == ("TOO_LATE", None)
+    assert told[0, 4] == ("TOO_LATE", None)
+
+
+FREED = [("empty", "wait", "mbarrier empty"), ("free", "arrive", "mbarrier empty")]
+
+
+def freed(ends: list[int], name: str = "mbarrier empty") -> Any:
+    """Warp 0 waits from 0, 40, 80, 120 until `ends`; warps 1 and 2 set free at 30 and 32, and every 40 cycles then."""
+    rows: list[Row] = [(0, 0, 40 * turn, end, {}) for turn, end in enumerate(ends)]
+    rows += [(w, 1, 28 + 2 * w + 40 * turn, 28 + 2 * w + 40 * turn, {}) for w in (1, 2) for turn in range(len(ends))]
+    return trace_of(rows, [(own, kind, name) for own, kind, _ in FREED])
+
+
+def test_where_a_wait_passed_before_its_round_came_each_is_for_the_phase_before() -> None:
+    assert by_span(freed([1, 41, 81, 121])) == {
+        (0, 0): ("OPEN", None),
+        (0, 40): ("INFERRED", (2, 32)),
+        (0, 80): ("INFERRED", (2, 72)),
+        (0, 120): ("INFERRED", (2, 112)),
+    }
+    assert by_span(freed([33, 73, 113, 153]))[0, 40] == ("INFERRED", (2, 72))  # none did: it is its own round
+
+
+def test_in_a_ring_of_barriers_it_is_a_turn_of_the_ring_before() -> None:
+    assert by_span(freed([1, 41, 81, 121], "mbarrier empty[2]")) == {
+        (0, 0): ("OPEN", None),
+        (0, 40): ("OPEN", None),
+        (0, 80): ("INFERRED", (2, 32)),
+        (0, 120): ("INFERRED", (2, 72)),
+    }
+    unknown = by_span(freed([1, 41, 81, 121], "mbarrier empty[]"))
+    assert set(unknown.values()) == {("TOO_LATE", None)}  # how many barriers it holds is not known
+
+
+def test_a_wait_that_neither_phase_explains_leaves_its_barrier_without_arrows() -> None:
+    rows: list[Row] = [(0, 0, 0, 1, {}), (0, 0, 20, 31, {}), (1, 1, 32, 32, {}), (1, 1, 50, 50, {})]
+    assert set(by_span(trace_of(rows, FREED)).values()) == {("TOO_LATE", None)}  # over at 31, and freed first at 32
+
+
+def test_an_issue_that_is_missing_leaves_its_waits_without_an_arrow() -> None:
+    assert {by_span(ring(flags=int(SpanFlag.AFTER_GAP)))[warp, 1] for warp in (1, 2)} == {("RECORDS_MISSING", None)}
+    once: list[Row] = [(0, 2, 3, 3, {}), (1, 0, 1, 20, {}), (1, 0, 31, 40, {})]  # under a predicate, say
+    assert set(by_span(trace_of(once, RING)).values()) == {("COUNTS_DIFFER", None)}
+
+
+@pytest.mark.parametrize("resource", ["mbarrier full[]", "mbarrier"])
+def test_where_other_blocks_arrive_too_nothing_is_counted(resource: str) -> None:
+    told = by_span(ring([*RING, ("theirs", "arrive", f"remote {resource}")]))
+    assert {told[warp, 1] for warp in (1, 2)} == {("REMOTE", None)}
+    assert told[0, 0] == ("TOO_LATE" if resource == "mbarrier full[]" else "REMOTE", None)
+
+
+@pytest.mark.parametrize("resource", ["mbarrier full", "wgmma", "cp.async", "bulk copies", "flag", "earlier grid"])
+def test_what_is_no_barrier_of_warps_is_not_opened_by_who_begins_to_wait(resource: str) -> None:
+    rows: list[Row] = [(0, 0, 10, 40, {}), (1, 0, 30, 42, {})]
+    assert set(by_span(trace_of(rows, [("wait", "wait", resource)])).values()) == {("NO_ARRIVAL", None)}
+    assert set(by_span(trace_of(rows, [("wait", "wait", "barrier 0")])).values()) == {("INFERRED", (1, 30))}
+
+
+def test_a_barrier_that_is_not_known_gets_no_arrow() -> None:
+    rows: list[Row] = [(0, 0, 10, 40, {}), (1, 1, 30, 30, {})]
+    sites = [("wait", "wait", "mbarrier"), ("free", "arrive", "mbarrier")]
+    assert set(by_span(trace_of(rows, sites)).values()) == {("NO_RESOURCE", None)}
 
 
 def test_the_same_id_on_both_sides_is_recorded_and_needs_no_counting() -> None:

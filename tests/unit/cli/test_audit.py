@@ -118,6 +118,17 @@ def test_a_choice_that_is_none_is_refused_with_what_there_is(cubin: Path, option
     assert says in result.stderr
 
 
+def test_the_set_that_is_named_after_the_kernel_is_the_kernels(cubin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own,) = modules.read_site_sets(b"")
+    both = [{**own, "name": "k_true"}, {**own, "name": "another", "sites": []}]
+    monkeypatch.setattr(modules, "read_site_sets", lambda _: both)
+    (kernel,) = json.loads(run("audit", cubin, "-k", "true", "--json").stdout)["kernels"]
+    assert [row["name"] for row in kernel["rows"]] == ["load", "use"]
+    refused = run("audit", cubin, "-k", "false")
+    assert refused.exit_code == 2
+    assert "k_false may have any of 2 sets of sites: choose by --sites k_true, another" in refused.stderr
+
+
 def test_choosing_within_a_trace_is_refused(recorded: Path) -> None:
     result = run("audit", recorded, "-k", "x")
     assert result.exit_code == 2
@@ -129,6 +140,7 @@ def test_files_that_are_neither_are_refused(tmp_path: Path) -> None:
     odd.write_bytes(b"nothing")
     for path in (odd, tmp_path / "none", tmp_path):
         assert run("audit", path).exit_code == 3
+    assert "expected a trace (.wlens) or a cubin" in run("audit", odd).stderr
     broken = tmp_path / "broken.cubin"
     broken.write_bytes(b"\x7fELF")
     result = run("audit", broken)

@@ -53,16 +53,25 @@ def test_json_has_every_site(ptx: Path) -> None:
         (("{ptx}", "-o", "b.ptx", "-k", "("), 2, "no regular expression"),
         (("{ptx}", "-o", "b.ptx", "-k", "other"), 3, "there are k"),
         (("{ptx}",), 2, "--output"),
+        (("k.cu", "-o", "b.ptx"), 3, "expected a PTX module, found no .version in it"),
     ],
 )
 def test_what_cannot_be_done_ends_with_its_code(
     ptx: Path, arguments: tuple[str, ...], code: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ptx.parent)
+    Path("k.cu").write_text("__global__ void k() {}\n", encoding="utf-8")
     done = run("instrument", *(part.format(ptx=ptx) for part in arguments))
     assert done.exit_code == code
     assert words in done.output
     assert not Path("b.ptx").exists()
+
+
+def test_a_choice_of_sites_that_fits_none_is_told(ptx: Path) -> None:
+    none, some = (run("instrument", ptx, "-o", ptx.with_name(f"{s}.ptx"), "--sites", s) for s in ("wgmma", "barrier"))
+    assert (none.exit_code, some.exit_code) == (0, 0)
+    assert "no site has a name that holds 'wgmma': begin and end alone are marked" in none.stderr
+    assert "no site has" not in some.stderr
 
 
 def test_a_file_that_is_there_is_written_over_with_f_alone(ptx: Path) -> None:

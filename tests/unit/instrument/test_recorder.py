@@ -19,6 +19,7 @@ from warplens.trace import Trace
 
 DESCRIPTOR, CONTROL = 0x1000, layout.CONTROL_ALIGNMENT
 CHUNKS = 7 << 32
+LIST = 6 << 32
 LOOP = """
 .version 8.0
 .target sm_90
@@ -41,6 +42,17 @@ $again:
 	ret;
 }}
 """
+
+LONE = LOOP.replace(
+    "	bar.sync 1;",
+    """	mov.u32 %r3, %tid.x;
+	setp.ne.u32 %p2, %r3, 0;
+	@%p2 bra $over;
+	mbarrier.arrive.shared.b64 _, [full];
+$over:
+	bar.sync 1;""",
+)
+"""Lane 0 of the block alone arrives: it passes more marks than the lanes beside it."""
 
 STRAIGHT = """
 .version 8.0
@@ -79,10 +91,18 @@ def run(
     depth: int = 64,
     slab: int = 2,
     choice: dict[str, int] | None = None,
+    more: int = 0,
+    blocks: int | None = None,
     machine: Machine | None = None,
 ) -> Run:
-    """Launches an instrumented kernel with memory for `depth` chunks at each cursor."""
+    """Launches an instrumented kernel with memory for `depth` chunks at each cursor.
+
+    `blocks`: bits of a list of 40 blocks, for a kernel of a program that nvcc built. `more`: bits of the fourth word.
+    """
     found = instrument(text, Selection("all"))
+    if blocks is not None:
+        own = f".const .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[24];\n.visible .entry"
+        found = instrument(text.replace(".visible .entry", own, 1), Selection("all"), in_program=True)
     sites = found.kernels[0].site_set
     assert sites is not None
     symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0}
@@ -93,6 +113,10 @@ def run(
     machine.store(DESCRIPTOR + 16, depth * layout.CURSOR_COUNT)
     for number, word in enumerate(layout.choice(**(choice or {}))):
         machine.store(CONTROL + 4 * number, word)
+    machine.store(CONTROL + 12, machine.load(CONTROL + 12) | more)
+    machine.store_wide(CONTROL + layout.CONTROL_LIST_ADDRESS, LIST)
+    machine.store_wide(CONTROL + layout.CONTROL_LIST_BLOCKS, 40)
+    machine.store_wide(LIST, blocks or 0)
     machine.store(CONTROL + layout.CONTROL_SLAB, slab)
     cursors = [CONTROL + layout.CONTROL_CURSORS + n * layout.CURSOR_STRIDE for n in range(layout.CURSOR_COUNT)]
     for number, cursor in enumerate(cursors):
@@ -153,6 +177,18 @@ def test_every_event_is_there_in_any_shape(warps: int, grid: int, turns: int, sl
     assert "unended_warp" not in kinds(done.trace)
 
 
+@pytest.mark.parametrize("others", [0, 1, 2, 5])
+def test_what_one_lane_does_alone_is_there_and_lanes_that_count_fewer_marks_lose_nothing(others: int) -> None:
+    """The lanes beside it count fewer marks, and all of a warp go on to the next chunk when one of them says so."""
+    done = run(LONE.format(threads=64), threads=64, turns=20, depth=200, machine=Machine({}, others=others))
+    counts = dict(done.trace.spans.group_by("warp", "site").len().select("site", "warp", "len").rows_by_key("site"))
+    names = done.trace.sites["name"].to_list()
+    assert counts[names.index("ptx:19 arrive mbarrier full")] == [(0, 20)]
+    for name in ("ptx:13 wait barrier 0", "ptx:21 wait barrier 1"):
+        assert sorted(counts[names.index(name)]) == [(0, 20), (1, 20)]
+    assert (done.lost_events, kinds(done.trace) & {"gap", "unended_warp", "wrapped"}) == (0, set())
+
+
 @settings(max_examples=3, deadline=None)
 @given(warps=st.integers(1, 3), turns=st.integers(1, 24), slab=st.integers(1, 4), depth=st.integers(0, 3))
 def test_what_finds_no_space_is_counted_to_the_event(warps: int, turns: int, slab: int, depth: int) -> None:
@@ -174,6 +210,21 @@ def test_blocks_and_warps_that_are_not_chosen_write_nothing() -> None:
     done = run(LOOP.format(threads=64), grid=6, choice={"every_block": 3, "warp_mask": 2})
     assert sorted(set(done.trace.spans["block"])) == [0, 3]
     assert set(done.trace.spans["warp"]) == {1}
+
+
+@pytest.mark.parametrize("text", [LOOP, STRAIGHT])
+def test_in_a_program_blocks_are_chosen_by_a_list_too(text: str) -> None:
+    listed, turns = 1 << 1 | 1 << 3 | 1 << 34, DESCRIPTOR + 64 if text is STRAIGHT else 1
+    kernel = text.format(threads=32)
+    some = run(kernel, threads=32, grid=42, turns=turns, more=layout.CHOICE_LIST, blocks=listed)
+    assert sorted(set(some.trace.spans["block"])) == [1, 3, 34]
+    every = run(kernel, threads=32, grid=5, turns=turns, blocks=listed)
+    assert sorted(set(every.trace.spans["block"])) == [0, 1, 2, 3, 4]
+
+
+def test_in_a_program_replays_that_a_window_would_choose_write_nothing() -> None:
+    done = run(LOOP.format(threads=32), threads=32, more=layout.CHOICE_WINDOW, blocks=0)
+    assert not len(done.chunks)
 
 
 def test_without_a_descriptor_nothing_is_touched() -> None:

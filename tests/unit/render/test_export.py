@@ -109,6 +109,19 @@ def test_the_row_of_launches_bears_the_name_of_the_device(tmp_path: Path) -> Non
     assert [t.name for t in found.tracks.values() if not t.parent] == ["GPU"]
 
 
+def test_spans_in_perfetto_name_the_line_of_their_mark_not_that_of_the_declaration(tmp_path: Path) -> None:
+    audited = [{"site": site, "verb": "phase", "file": "rmsnorm.cu", "line": 70 + site} for site in (0, 2)]
+    trace = replace(small(), audit=fake.audit_frame(audited))
+    found = perfetto_reader.read(export(trace, tmp_path / "a").read_bytes())
+    sources = {s.name: s.source for s in found.of_spans()}
+    assert sources["load_sumsq"] == ("rmsnorm.cu", 70)
+    assert sources["block_reduce"] == ("rmsnorm.cu", 72)
+    declared = trace.sites.filter(name="warp_reduce").select("file", "line").row(0)
+    assert sources["warp_reduce"] == declared
+    rows = pl.read_csv(export(trace, tmp_path / "b.csv", format="csv"))
+    assert set(rows.filter(pl.col("name") == "load_sumsq").select("file", "line").rows()) == {("rmsnorm.cu", 70)}
+
+
 def test_parquet_is_a_folder_with_the_tables_and_the_facts(tmp_path: Path) -> None:
     trace = replace(small(), origin_ns=17)
     folder = export(trace, tmp_path / "tables", format="parquet")

@@ -218,6 +218,18 @@ def test_colours_are_those_of_the_pictures(tmp_path: Path) -> None:
     assert [s["color"] for s in facts["sites"]] == site_colors(*(trace.sites[k].to_list() for k in ("name", "kind")))
 
 
+def test_the_page_names_its_table_of_marks_and_no_path_of_the_machine_it_was_made_on(tmp_path: Path) -> None:
+    trace = fake.rmsnorm(blocks=1, sms=1, warps=1, resident=1)
+    manifest = fake.manifest()
+    manifest["kernels"][0]["audit"] = {"columns": {}, "facts": None, "not_audited": None}
+    late = fake.audit_frame([{"site": 0, "verb": "phase", "line": 12, "severity": "warning", "finding": "late"}])
+    page = written(replace(trace, manifest=manifest, audit=late, path=Path("/mine/run.wlens")), tmp_path)
+    facts, _ = pages.facts_and_streams(page)
+    (marks,) = [line["text"] for line in facts["trust"] if line["label"] == "marks"]
+    assert marks.endswith("late; all: in the table of marks")
+    assert "/mine" not in page
+
+
 def test_a_launch_and_blocks_choose_a_part(tmp_path: Path) -> None:
     trace = fake.rmsnorm(blocks=6, sms=2, warps=2, resident=1, launches=2)
     one = shown(written(trace, tmp_path, selection=Selection(launch=1, blocks=[2, 5])))

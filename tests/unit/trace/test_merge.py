@@ -49,6 +49,10 @@ def test_sets_of_sites_that_only_one_trace_has_keep_their_rows() -> None:
 def test_two_different_sets_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="two different sets of sites"):
         merge([recorded(1, seed=1), recorded(1, seed=2, phases=5)])
+    odd = recorded(1, seed=2, phases=5)
+    odd.path = Path("odd.wlens")
+    with pytest.raises(UsageError, match=r"that of odd\.wlens differs from one before it"):
+        merge([recorded(1, seed=1), odd])
     with pytest.raises(UsageError, match="nothing to merge"):
         merge([])
 

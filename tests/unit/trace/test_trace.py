@@ -20,6 +20,8 @@ from warplens.trace import TABLES, Trace
 from warplens.trace import open as open_trace
 from warplens.trace.tables import CLOCKS, STORED_SPANS
 
+RECORDINGS = Path(__file__).parents[3] / "recordings"
+
 
 def with_losses() -> FakeRecording:
     recording = fake_recording(blocks=8, warps=3, phases=30, sms=3)
@@ -174,6 +176,15 @@ def test_a_large_launch_takes_at_most_two_and_a_half_bytes_an_event(tmp_path: Pa
     trace = Trace.from_recording(fake_recording(blocks=432, warps=20, sms=132))
     trace.save(tmp_path / "a.wlens")
     events = int(trace.launches["events"].sum())
+    assert (tmp_path / "a.wlens").stat().st_size <= 2.5 * events
+
+
+@pytest.mark.parametrize("rows", [432, 528])
+def test_a_real_recording_of_every_warp_takes_at_most_two_and_a_half_bytes_an_event(rows: int, tmp_path: Path) -> None:
+    trace = open_trace(RECORDINGS / f"rmsnorm_{rows}x5120_h200.wlens")
+    trace.save(tmp_path / "a.wlens")
+    events = rows * 20 * 9  # 20 warps a block, each eight phases and the end
+    assert trace.spans.height == events * 8 // 9
     assert (tmp_path / "a.wlens").stat().st_size <= 2.5 * events
 
 

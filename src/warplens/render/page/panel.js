@@ -30,6 +30,8 @@ const WITHHELD = /** @type {Record<string, string>} */ ({
   WARPS_MISSING: "not all warps of this block left records: rounds cannot be counted",
   NO_BARRIER: "no arrival there is marked, and it is no barrier: some wait ended before all its warps had come",
   OUTSIDE: "the arrival is not in the part of the trace that this page shows",
+  OPEN: "its parity let it pass: nothing had to arrive",
+  REMOTE: "other blocks of the cluster arrive there too, and only this block's warps are counted",
   TOO_LATE: "the last arrival of its round came after it was over",
 });
 
@@ -119,8 +121,10 @@ export function endedBy(model, span) {
     return `recorded (id ${span.id}): warp ${warp}${block === span.block ? "" : ` of block ${block}`}${told.row < 0 ? ", which this page does not show" : ""}`;
   }
   if (told.arrival < 0) return `not known: ${WITHHELD[told.basis] ?? told.basis}`;
-  const how = told.basis === "RECORDED" ? `recorded (id ${span.id})` : "inferred from the order of rounds";
-  const rank = told.of > 1 ? `, the last of ${told.of} to arrive` : "";
+  const hardware = told.basis === "HARDWARE";
+  const inferred = hardware ? "by hardware, at some time behind its issue" : "inferred from the order of rounds";
+  const how = told.basis === "RECORDED" ? `recorded (id ${span.id})` : inferred;
+  const rank = told.of > 1 ? `, the last of ${told.of} ${hardware ? "issues" : "to arrive"}` : "";
   if (told.arrival === span.index) return `${how}: its own warp${rank}`;
   const arrival = model.span(told.arrival);
   const { name } = model.facts.sites[arrival.site];
@@ -177,23 +181,30 @@ function place(model, span, theme) {
 }
 
 /**
+ * Where the site's marks stand, and the source around the first; where that is not known, what the site's table says.
  * @param {Model} model
  * @param {any} site
  */
 function source(model, site) {
+  const marks = /** @type {[string, number][]} */ (site.marks.length ? site.marks : [[site.file, site.line]]);
+  const [file, first] = marks[0];
   const place = byId("source");
   const text = byId("source-text");
   text.replaceChildren();
-  place.textContent = site.file ? `${site.file}${site.line ? `:${site.line}` : ""}` : "source not known";
-  const lines = model.facts.sources[site.file];
-  text.hidden = !lines || !site.line;
+  place.textContent = file ? `${file}${first ? `:${first}` : ""}` : "source not known";
+  const others = marks.slice(1).map(([other, line]) => (other === file ? String(line) : `${other}:${line}`));
+  if (site.more_marks) others.push(`${site.more_marks} more`);
+  if (others.length) place.textContent += `, also ${others.join(", ")}`;
+  const lines = model.facts.sources[file];
+  text.hidden = !lines || !first;
   if (text.hidden) {
-    if (site.file) place.textContent += lines ? " (no line)" : " (not in the file)";
+    if (file) place.textContent += lines ? " (no line)" : " (not in the file)";
     return;
   }
-  for (let line = Math.max(site.line - AROUND, 1); line <= Math.min(site.line + AROUND, lines.length); line++) {
-    const here = line === site.line;
-    text.append(element(here ? "mark" : "span", `${String(line).padStart(4)}  ${lines[line - 1]}\n`));
+  const here = new Set(marks.filter(([other]) => other === file).map(([, line]) => line));
+  for (let line = Math.max(first - AROUND, 1); line <= Math.min(first + AROUND, lines.length); line++) {
+    const tag = here.has(line) ? "mark" : "span";
+    text.append(element(tag, `${String(line).padStart(4)}  ${lines[line - 1]}\n`));
   }
 }
 

@@ -208,6 +208,22 @@ inline std::vector<std::string> split(const std::string& text, char at) {
   return out;
 }
 
+// Whether a set is of marks that `warplens nvcc` put in: its sites have a file and a line each.
+inline bool is_automatic(const char* text) {
+  unsigned fields = 1;
+  for (const char* at = text; *at != '\0' && *at != '\x1d' && (at == text || *at != '\x1e'); ++at)
+    fields += *at == '\x1f';
+  return *text == '\x1e' && fields == 5;
+}
+
+// What wrote the records of a set's kernels: automatic marks always do as the policy `stream`.
+inline const char* policy_of(std::uint32_t hash, const char* otherwise) {
+  for (const SiteSet* set : site_sets()) {
+    if (hash_of(set->name) == hash && is_automatic(set->text)) return "stream";
+  }
+  return otherwise;
+}
+
 // The manifest's entry of a set, from the text that WARPLENS_SITES made: as capture/modules.py reads it.
 inline std::string site_set_entry(const SiteSet& set) {
   const auto parts = split(set.text, '\x1d');
@@ -216,11 +232,13 @@ inline std::string site_set_entry(const SiteSet& set) {
   unsigned id = 0;
   for (const std::string& row : split(is_long ? parts[0].substr(1) : parts[0], is_long ? '\x1e' : ',')) {
     const auto fields = is_long ? split(row, '\x1f') : std::vector<std::string>{trimmed(row), "phase", ""};
-    if (fields.size() != 3 || fields[0].empty()) continue;
+    if ((fields.size() != 3 && fields.size() != 5) || fields[0].empty()) continue;
+    const bool placed = fields.size() == 5;
+    const std::string file = placed ? fields[3] : parts.size() > 1 ? parts[1] : "";
+    const std::string line = placed ? fields[4] : parts.size() > 2 ? parts[2] : "0";
     sites += std::string(sites.empty() ? "" : ",") + "{\"id\":" + std::to_string(++id) +
              ",\"name\":" + json_text(fields[0]) + ",\"kind\":" + json_text(fields[1]) +
-             ",\"resource\":" + json_text(fields[2]) + ",\"file\":" + json_text(parts.size() > 1 ? parts[1] : "") +
-             ",\"line\":" + (parts.size() > 2 ? parts[2] : "0") + "}";
+             ",\"resource\":" + json_text(fields[2]) + ",\"file\":" + json_text(file) + ",\"line\":" + line + "}";
   }
   return "{\"name\":" + json_text(set.name) + ",\"hash\":" + std::to_string(hash_of(set.name)) + ",\"sites\":[" +
          sites + "]}";
@@ -265,10 +283,10 @@ inline std::string group_entry(const Group& group) {
                            : json_text("the program did not launch it often enough");
   }
   return "{\"name\":" + json_text(group.kernel->name) + ",\"site_set\":" + json_text(site_set_name(group.sites_hash)) +
-         ",\"policy\":" + json_text(group.unit->policy) + ",\"clean\":" + group.clean_resources +
-         ",\"traced\":" + group.traced_resources + ",\"clean_ns\":" + times(group.clean_ns) +
-         ",\"traced_ns\":" + times(group.traced_ns) + ",\"switched_off_ns\":" + times(group.off_ns) +
-         ",\"not_measured\":" + why + ",\"mark_cost_cycles\":null}";
+         ",\"policy\":" + json_text(policy_of(group.sites_hash, group.unit->policy)) +
+         ",\"clean\":" + group.clean_resources + ",\"traced\":" + group.traced_resources +
+         ",\"clean_ns\":" + times(group.clean_ns) + ",\"traced_ns\":" + times(group.traced_ns) +
+         ",\"switched_off_ns\":" + times(group.off_ns) + ",\"not_measured\":" + why + ",\"mark_cost_cycles\":null}";
 }
 
 }  // namespace host

@@ -1,0 +1,168 @@
+"""Which marks the kernels of a module get: those that are wanted, or fewer, so that none costs registers it lacks.
+
+In: PTX, and a function that assembles it. Out: PTX with marks, each kernel with the first mode of `MODES` in which it
+neither spills more nor is said more about by ptxas (C75xx: wgmma made serial, setmaxnreg ignored) than when clean, and
+leaves as many blocks on an SM where its block's size is known. Starts no process itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from warplens.capture.residency import Launch
+from warplens.instrument import Instrumented, Kernel, Mode, Selection, instrument
+
+_COMPILING: Final = re.compile(r"Compiling entry function '([^']+)'|Function properties for (\S+)")
+_SPILLS: Final = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED: Final = re.compile(r"Used (\d+) registers(?:.*?\b(\d+) bytes smem)?")
+_COMPLAINT: Final = re.compile(r"\(?\b(C75\d\d)\b")
+_FEWER_BLOCKS: Final = ", on fewer blocks"
+_NAMED: Final = re.compile(r"function '([^']+)'")
+
+
+@dataclass
+class Built:
+    """What ptxas says of a module, by its kernels: registers, bytes that spill, shared memory, and complaints (C75xx)
+    with how often each came."""
+
+    registers: dict[str, int] = field(default_factory=dict)
+    spills: dict[str, int] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
+    complaints: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, log: str) -> Built:
+        """Reads what `ptxas -v` writes."""
+        out = cls()
+        name = ""
+        for line in log.splitlines():
+            if found := _COMPILING.search(line):
+                name = found[1] or found[2]
+            elif found := _SPILLS.search(line):
+                out.spills[name] = int(found[2]) + int(found[3])
+            elif found := _USED.search(line):
+                out.registers[name] = int(found[1])
+                out.shared[name] = int(found[2] or 0)
+            if found := _COMPLAINT.search(line):
+                named = _NAMED.search(line)
+                out.complaints[named[1] if named else name, found[1]] += 1
+        return out
+
+    def worse(self, clean: Built, name: str, launch: Launch | None) -> str:
+        """What is worse of a kernel than in the clean build; "" for nothing."""
+        more = self.spills.get(name, 0) - clean.spills.get(name, 0)
+        if more > 0:
+            return f"{more} bytes spill"
+        for (kernel, code), count in self.complaints.items():
+            if kernel == name and count > clean.complaints[kernel, code]:
+                return f"ptxas says {code}"
+        if launch is not None and self.registers.get(name, 0) > clean.registers.get(name, 0):
+            before, now = launch.blocks(clean.registers.get(name, 0)), launch.blocks(self.registers.get(name, 0))
+            if now < before:
+                return f"{now} blocks fit on an SM in place of {before}"
+        return ""
+
+
+@dataclass
+class Chosen:
+    """The module with marks; `text` is None where no kernel can have any. `lines`: what was tried, and what is not
+    marked, a line each."""
+
+    text: str | None
+    kernels: list[Kernel] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Tries:
+    """The modes of one kernel, in order, and which one it is at. `launch`: None where its blocks' size is not known."""
+
+    modes: list[tuple[str, Mode]]
+    launch: Launch | None
+    at: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.modes[self.at][0]
+
+    @property
+    def mode(self) -> Mode:
+        return self.modes[self.at][1]
+
+    def worse(self, build: Built, clean: Built, kernel: str) -> str:
+        """What speaks against the mode that it is at; "" for nothing."""
+        if self.mode.selection is None:
+            return ""
+        return build.worse(clean, kernel, None if self.name.endswith(_FEWER_BLOCKS) else self.launch)
+
+
+def choose(
+    text: str,
+    wanted: Selection,
+    assemble: Callable[[str], str],
+    *,
+    kernels: str | None = None,
+    in_program: bool = False,
+) -> Chosen:
+    """`assemble`: gives what `ptxas -v` writes of a module, and raises PtxError where it refuses it.
+
+    Raises PtxError as `instrument` does, and for PTX that ptxas refuses as it stands.
+    """
+    found = instrument(text, wanted, kernels=kernels, in_program=in_program)
+    clean = Built.of(assemble(text))
+    tries = {own.name: _tries(text, own.name, wanted, clean) for own in found.kernels}
+    lines: list[str] = []
+    while True:
+        own = _made(text, tries, kernels, in_program) if any(tried.at for tried in tries.values()) else found
+        if not any(kernel.site_set for kernel in own.kernels):
+            return Chosen(None, own.kernels, lines + [f"{name}: it gets {tried.name}" for name, tried in tries.items()])
+        build = Built.of(assemble(own.text))
+        worse = {name: why for name, tried in tries.items() if (why := tried.worse(build, clean, name))}
+        if not worse:
+            break
+        for name, why in worse.items():
+            lines.append(f"{name}: {tries[name].name}: {why}")
+            tries[name].at += 1
+    for name, tried in tries.items():
+        if tried.at:
+            lines.append(f"{name}: it gets {tried.name}")
+    lines += [f"{kernel.name}: {line}" for kernel in own.kernels for line in kernel.left_out]
+    return Chosen(own.text, own.kernels, lines)
+
+
+def _made(text: str, tries: dict[str, _Tries], kernels: str | None, in_program: bool) -> Instrumented:
+    modes = {name: tried.mode for name, tried in tries.items()}
+    return instrument(text, kernels=kernels, modes=modes, in_program=in_program)
+
+
+def _tries(text: str, name: str, wanted: Selection, clean: Built) -> _Tries:
+    """What is tried in turn."""
+    launch = _launch(text, name, clean)
+    most = launch.most_registers(launch.blocks(clean.registers[name])) if launch else None
+    coarse, ends = Selection("coarse", wanted.sites, wanted.kinds), Selection("coarse", kinds=())
+    out = []
+    for what, selection in (
+        ("the marks asked for", wanted),
+        ("marks outside of loops", coarse),
+        ("begin and end", ends),
+    ):
+        out.append((what, Mode(selection)))
+        if most:
+            out.append((f"{what}, {most} registers at most", Mode(selection, most)))
+            out.append((what + _FEWER_BLOCKS, Mode(selection)))
+    return _Tries([*out, ("no marks", Mode(None))], launch)
+
+
+def _launch(text: str, name: str, clean: Built) -> Launch | None:
+    """What a launch takes of an SM beside registers; None where the kernel does not say how large its blocks are."""
+    arch = re.search(r"\.target\s+sm_(\d+)", text)
+    head = re.search(rf"\.entry\s+{re.escape(name)}(?![\w$])[^{{;]*", text)
+    threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", head[0]) if head else None
+    if arch is None or threads is None or name not in clean.registers:
+        return None
+    count = int(threads[1]) * int(threads[2] or 1) * int(threads[3] or 1)
+    return Launch(int(arch[1]), count, clean.shared.get(name, 0)) if count else None

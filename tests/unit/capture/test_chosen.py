@@ -1,0 +1,103 @@
+"""Which marks kernels of a module get, by what a stand-in for ptxas says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from warplens.capture.chosen import Built, choose
+from warplens.errors import PtxError
+from warplens.instrument import Selection
+
+MODULE = """.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry one() .maxntid 512, 1, 1 { bar.sync 0; ret; }
+.visible .entry other() { $turn: bar.sync 0; bra $turn; }
+"""
+
+
+def log(registers: int, spills: int = 0, more: str = "", name: str = "one") -> str:
+    return f"""ptxas info    : Compiling entry function '{name}' for 'sm_90'
+ptxas info    : Function properties for {name}
+    {spills} bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads
+{more}ptxas info    : Used {registers} registers, used 1 barriers, 64 bytes smem
+"""
+
+
+class Assembler:
+    """Says of each text in turn what `logs` holds, and again the last."""
+
+    def __init__(self, *logs: str) -> None:
+        self.logs = list(logs)
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> str:
+        self.texts.append(text)
+        return self.logs.pop(0) if len(self.logs) > 1 else self.logs[0]
+
+
+def test_the_log_of_ptxas_is_read_by_kernel() -> None:
+    other = "ptxas info : (C7510) Potential Performance Loss: wgmma is serialized in the function 'other'\n"
+    built = Built.of(log(40) + log(80, 12, other, name="other"))
+    assert (built.registers, built.spills) == ({"one": 40, "other": 80}, {"one": 0, "other": 12})
+    assert built.shared["one"] == 64
+    assert dict(built.complaints) == {("other", "C7510"): 1}
+
+
+def test_marks_that_cost_nothing_are_taken_at_once() -> None:
+    assembler = Assembler(log(32) + log(20, name="other"))
+    found = choose(MODULE, Selection(), assembler)
+    assert len(assembler.texts) == 2
+    assert found.lines == []
+    assert [kernel.site_set is not None for kernel in found.kernels] == [True, True]
+
+
+def test_what_spills_is_tried_with_fewer_marks_and_each_try_is_told() -> None:
+    fine = log(32) + log(20, name="other")
+    spills = log(32) + log(20, 8, name="other")
+    assembler = Assembler(fine, spills, spills, fine)
+    found = choose(MODULE, Selection(), assembler)
+    assert found.lines == [
+        "other: the marks asked for: 8 bytes spill",
+        "other: marks outside of loops: 8 bytes spill",
+        "other: it gets begin and end",
+    ]
+    assert [len(kernel.site_set["sites"]) for kernel in found.kernels if kernel.site_set] == [3, 1]
+
+
+@pytest.mark.parametrize("code", ["C7508", "C7514"])
+def test_a_complaint_that_the_clean_build_has_not_is_as_bad_as_a_spill(code: str) -> None:
+    says = f"ptxas info    : ({code}) something about registers\n"
+    found = choose(MODULE, Selection(), Assembler(log(32), log(32, 0, says), log(32)), kernels="one")
+    assert found.lines[0] == f"one: the marks asked for: ptxas says {code}"
+    same = choose(MODULE, Selection(), Assembler(log(32, 0, says)), kernels="one")
+    assert same.lines == []
+
+
+def test_for_as_many_blocks_on_an_sm_registers_are_limited_and_if_that_spills_there_are_fewer() -> None:
+    assembler = Assembler(log(32), log(40), log(32))
+    found = choose(MODULE, Selection(), assembler, kernels="one")
+    assert ".maxnreg 32" in assembler.texts[-1]
+    assert found.lines == [
+        "one: the marks asked for: 3 blocks fit on an SM in place of 4",
+        "one: it gets the marks asked for, 32 registers at most",
+    ]
+    assembler = Assembler(log(32), log(40), log(32, 4), log(40))
+    found = choose(MODULE, Selection(), assembler, kernels="one")
+    assert found.lines[-1] == "one: it gets the marks asked for, on fewer blocks"
+    assert ".maxnreg" not in assembler.texts[-1]
+
+
+def test_a_kernel_without_any_room_stays_as_it_is() -> None:
+    assembler = Assembler(log(20, name="other"), log(20, 8, name="other"))
+    found = choose(MODULE, Selection(), assembler, kernels="other")
+    assert found.text is None
+    assert found.lines[-2:] == ["other: begin and end: 8 bytes spill", "other: it gets no marks"]
+
+
+def test_what_ptxas_refuses_is_an_error() -> None:
+    def refuse(_: str) -> str:
+        raise PtxError("ptxas refuses it")
+
+    with pytest.raises(PtxError, match="refuses"):
+        choose(MODULE, Selection(), refuse)

@@ -1,0 +1,83 @@
+"""What waits, arrivals and issues of PTX name as their resource, for who draws arrows between them."""
+
+from __future__ import annotations
+
+import pytest
+
+from warplens.instrument import Selection, instrument
+
+KERNEL = """.version 8.6
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 n) .maxntid 128, 1, 1
+{{
+	.reg .b32 %r<9>;
+	.reg .b64 %rd<9>;
+	.reg .pred %p<9>;
+	.shared .align 8 .b64 full;
+	.shared .align 8 .b8 _ZZ1kPfE5empty[32];
+	mov.u32 %r1, %tid.x;
+	mov.u32 %r2, full;
+	mov.u32 %r3, _ZZ1kPfE5empty;
+	shl.b32 %r4, %r1, 3;
+	add.s32 %r5, %r3, %r4;
+	setp.lt.u32 %p1, %r1, 40;
+	{body}
+	bar.sync 0;
+	ret;
+}}
+"""
+
+
+def sites(body: str) -> list[tuple[str, str]]:
+    """Kind and resource of what is marked but for begin and barrier."""
+    (kernel,) = instrument(KERNEL.format(body=body), Selection("all")).kernels
+    assert kernel.site_set is not None
+    found = [(site["kind"], site["resource"]) for site in kernel.site_set["sites"] if site["kind"] != "phase"]
+    return [own for own in found if own != ("wait", "barrier 0")]
+
+
+COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("mbarrier.arrive.shared.b64 _, [%r2];", ("arrive", "mbarrier full")),
+        ("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5+16], 64;", ("arrive", "mbarrier empty+16[]")),
+        ("@%p1 mbarrier.arrive.shared.b64 _, [%r2];", ("arrive", "mbarrier full")),
+        ("cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];", ("mark", "mbarrier full")),
+        (f"{COPY} [%r4], [%rd1], 64, [%r2];", ("mark", "mbarrier full")),
+        (f"{COPY}.multicast::cluster [%r4], [%rd1], 64, [%r2], 3;", ("mark", "remote mbarrier full")),
+        (
+            "mapa.shared::cluster.u32 %r6, %r2, 1;\n\tmbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];",
+            ("arrive", "remote mbarrier full"),
+        ),
+        ("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4];", ("arrive", "remote mbarrier")),
+        ("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r2];", ("mark", "mbarrier full")),
+    ],
+)
+def test_who_arrives_where(body: str, found: tuple[str, str]) -> None:
+    assert sites(body) == [found]
+
+
+MADE = "mbarrier.init.shared.b64 [%r3], {};\n\tmbarrier.init.shared.b64 [%r3+8], {};\n\t"
+WAIT = "$ask:\n\tmbarrier.try_wait.parity.shared.b64 %p2, [%r5], %r1;\n\t@!%p2 bra $ask;"
+
+
+@pytest.mark.parametrize(("counts", "stages"), [((2, 2), "4"), ((2, 1), ""), ((2, "%r4"), "")])
+def test_how_many_barriers_a_ring_has_is_told_where_all_wait_for_as_many_arrivals(
+    counts: tuple[object, object], stages: str
+) -> None:
+    assert sites(MADE.format(*counts) + WAIT) == [("wait", f"mbarrier empty[{stages}]")]
+    assert sites(WAIT) == [("wait", "mbarrier empty[]")]  # made elsewhere
+
+
+def test_copies_for_two_barriers_in_a_row_are_two_issues() -> None:
+    own, other = f"{COPY} [%r4], [%rd1], 64, [%r2];", f"{COPY} [%r4], [%rd1], 64, [%r3];"
+    assert sites(f"{own}\n\t{own}\n\t{other}") == [("mark", "mbarrier full"), ("mark", "mbarrier empty")]
+
+
+def test_two_variables_of_one_name_keep_their_whole_names() -> None:
+    text = "mbarrier.arrive.shared.b64 _, [_ZZ1kPfE5empty];\n\tmbarrier.arrive.shared.b64 _, [_ZZ1jPfE5empty];"
+    assert sites(text) == [("arrive", "mbarrier empty"), ("arrive", "mbarrier _ZZ1jPfE5empty")]
