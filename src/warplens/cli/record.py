@@ -203,8 +203,8 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request) -> None:
             err=True,
         )
     if not counts and not any(note.get("left_out") for note in notes):
-        text = "no launch was seen: warplens sees launches of .cu files that include warplens/host.hpp, of Triton's"
-        click.echo(f"{text} kernels, and those of warplens.Kernel", err=True)
+        text = "no launch was seen: warplens sees those of .cu files that include warplens/host.hpp or that"
+        click.echo(f"{text} `warplens nvcc` compiled, of Triton's kernels, and of warplens.Kernel", err=True)
 
 
 def _why_not(kernel: dict[str, Any], request: Request) -> str:

@@ -31,6 +31,9 @@ _LEAST_ARCH: Final = 80
 _HAS_SYSTEM_SHARED: Final = 90
 _CONSTANT_BYTES: Final = 65536
 _LONGEST_NAME: Final = 200  # of a site set; templates have names of many thousand characters
+_OF_TABLE: Final = str.maketrans(
+    dict.fromkeys(("\0", layout.SITE_SEPARATOR, layout.FIELD_SEPARATOR, layout.TAIL_SEPARATOR), "\ufffd")
+)
 _OWN_SHARED: Final = "warplens_own"
 _OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, layout.SITES_SYMBOL_PREFIX)
 _OWN_NAME: Final = re.compile(rf"(?<![\w$%])(?:[%$]wl_\w*|{_OWN_SHARED}\b|{layout.SITES_SYMBOL_PREFIX}\w*)")
@@ -269,12 +272,14 @@ class _Entry:
 
 
 def site_text(sites: list[dict[str, Any]]) -> str:
-    """A table of sites as a string: what WARPLENS_SITES_FROM leaves, with file and line of each."""
-    rows = (
-        layout.FIELD_SEPARATOR.join([s["name"], s["kind"], s["resource"], s["file"], str(s["line"])]) for s in sites
-    )
-    text = "".join(layout.SITE_SEPARATOR + row for row in rows)
-    return text + f"{layout.TAIL_SEPARATOR}{sites[0]['file']}{layout.TAIL_SEPARATOR}{sites[0]['line']}"
+    """A table of sites as a string: what WARPLENS_SITES_FROM leaves, with file and line of each.
+
+    Names and files come from the user's source: what would end a field or the string is U+FFFD in the table.
+    """
+    fields = [[s["name"], s["kind"], s["resource"], s["file"], str(s["line"])] for s in sites]
+    rows = [[field.translate(_OF_TABLE) for field in row] for row in fields]
+    text = "".join(layout.SITE_SEPARATOR + layout.FIELD_SEPARATOR.join(row) for row in rows)
+    return text + f"{layout.TAIL_SEPARATOR}{rows[0][3]}{layout.TAIL_SEPARATOR}{rows[0][4]}"
 
 
 def _site_symbol(name: str, sites: list[dict[str, Any]], linkage: str) -> str:

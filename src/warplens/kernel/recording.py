@@ -119,13 +119,14 @@ class record:  # noqa: N801  (used as a function is)
         self.trace: Trace | None = None
         self.ran: dict[str, tuple[int, int]] = {}
         self.files: list[Path] = []
+        self._unseen: list[str] = []
         self._recorder: LaunchRecorder | None = None
         self._triton = TritonCapture(TritonOptions.of(asked_in_process(self.request)))
 
     @property
     def notes(self) -> list[str]:
-        """What is not recorded or not marked of Triton's kernels, a line each."""
-        return list(self._triton.notes)
+        """What is not recorded or not marked of Triton's kernels, a line each; and that no launch was seen."""
+        return [*self._triton.notes, *self._unseen]
 
     def __enter__(self) -> Self:
         global _active
@@ -177,6 +178,9 @@ class record:  # noqa: N801  (used as a function is)
             self.files.append(path)
         if self.files:
             self.trace = open_trace(self.path)
+        if not self.ran:
+            text = "no launch was seen of a kernel of Triton or of warplens.Kernel; those of code that nvcc built are"
+            self._unseen.append(f"{text} recorded by the command `warplens record`")
 
     def _finish(self, recorder: LaunchRecorder) -> Path | None:
         """The file; the launches that are whole where it cannot be completed, which is told."""

@@ -18,6 +18,7 @@ from warplens.capture import arena, cuda, driver, machine, modules
 from warplens.capture import compile as compiler
 from warplens.capture.arguments import Arguments, pointer_of
 from warplens.capture.options import RecordOptions, stream_handle
+from warplens.instrument import site_text
 
 
 def packed(value: Any, size: int | None) -> bytes:
@@ -155,6 +156,14 @@ def test_a_site_table_that_cannot_be_read_is_refused() -> None:
     ):
         with pytest.raises(errors.SitesError):
             modules.parse_sites("s", content)
+
+
+def test_names_and_files_that_hold_what_ends_a_field_leave_the_table_whole() -> None:
+    ends = ["\0", layout.SITE_SEPARATOR, layout.FIELD_SEPARATOR, layout.TAIL_SEPARATOR]
+    kind = {"kind": "phase", "resource": ""}
+    sites = [{"name": f"a{end}b", "file": f"k{end}.cu", "line": 7, **kind} for end in ends]
+    read = modules.parse_sites("s", (site_text(sites) + "\0").encode())["sites"]
+    assert [(site["name"], site["file"], site["line"]) for site in read] == [("a\ufffdb", "k\ufffd.cu", 7)] * 4
 
 
 def test_without_the_bindings_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,13 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_block_runs(
         pytest.fail("the block ran")
 
 
+def test_a_block_without_launches_says_that_none_was_seen(tmp_path: Path) -> None:
+    with warplens.record(tmp_path / "run.wlens") as rec:
+        assert rec.notes == []
+    assert (rec.trace, rec.files, list(tmp_path.iterdir())) == (None, [], [])
+    assert ["no launch was seen" in note for note in rec.notes] == [True]
+
+
 def test_a_program_that_goes_to_another_folder_has_its_file_where_it_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
