@@ -1,18 +1,18 @@
-"""The example with a mainloop of CUTLASS compiles, off and on, without spilling. No GPU; wants nvcc and CUTLASS.
+"""The example with a mainloop of CUTLASS compiles, off and on, without spilling. No GPU.
 
-CUTLASS's headers come with the wheel nvidia-cutlass: pip install nvidia-cutlass.
+Needs nvcc and CUTLASS's headers, of the wheels nvidia-cuda-nvcc and nvidia-cutlass: pip install 'warplens[dev]'.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.machine_code import tool
 from warplens.capture.compile import get_include
 from warplens.capture.modules import read_site_sets
 
@@ -23,11 +23,20 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "cutlass" / "matmul.cu"
 
 def test_a_mainloop_of_cutlass_takes_marks_and_spills_nothing(tmp_path: Path) -> None:
     spec = importlib.util.find_spec("cutlass_library")
-    if spec is None or spec.origin is None or shutil.which("nvcc") is None:
-        pytest.skip("wants nvcc, and pip install nvidia-cutlass")
+    assert spec is not None, "pip install 'warplens[dev]'"
+    assert spec.origin is not None
     cutlass = Path(spec.origin).parent / "source" / "include"
     cubin = tmp_path / "matmul.cubin"
-    command = ["nvcc", "-std=c++17", "-arch=sm_90a", "-cubin", "-Xptxas", "-v", f"-I{cutlass}", f"-I{get_include()}"]
+    command = [
+        tool("nvcc"),
+        "-std=c++17",
+        "-arch=sm_90a",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        f"-I{cutlass}",
+        f"-I{get_include()}",
+    ]
     done = subprocess.run([*command, "-o", str(cubin), str(EXAMPLE)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)

@@ -42,16 +42,20 @@ def find_nvdisasm() -> str | None:
 def find_tool(name: str) -> str | None:
     """A tool of the toolkit: of a wheel (nvidia/cu13/bin, nvidia/cuda_nvdisasm/bin), of CUDA_HOME or CUDA_PATH, on
     PATH, of /usr/local/cuda; None where there is none."""
-    try:
-        nvidia = importlib.import_module("nvidia")
-    except ImportError:
-        nvidia = None
-    found = [tool for root in getattr(nvidia, "__path__", []) for tool in sorted(Path(root).glob(f"*/bin/{name}*"))]
-    found = found[::-1]
+    found = tools_of_wheels(name)
     found += [Path(os.environ[v], "bin", name) for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
     on_path = shutil.which(name)
     found += [*([Path(on_path)] if on_path else []), Path("/usr/local/cuda/bin", name)]
     return next((str(tool) for tool in found if tool.is_file() and os.access(tool, os.X_OK)), None)
+
+
+def tools_of_wheels(name: str) -> list[Path]:
+    """What wheels of NVIDIA's have under this name, or one that begins with it; the newest CUDA first."""
+    try:
+        nvidia = importlib.import_module("nvidia")
+    except ImportError:
+        return []
+    return [tool for root in nvidia.__path__ for tool in sorted(Path(root).glob(f"*/bin/{name}*"))][::-1]
 
 
 def disassemble(cubin: bytes) -> str:

@@ -20,10 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from warplens.capture.audited import tools_of_wheels
 from warplens.errors import MissingDependencyError, UsageError
 from warplens.instrument import Selection
 
 VARIABLE: Final = "WARPLENS_NVCC"
+TOOLKIT: Final = Path("/usr/local/cuda/bin")
 _PREFIX: Final = "--warplens-"
 _LEVELS: Final = ("coarse", "waits", "all")
 _INSIDE: Final = "WARPLENS_NVCC_INSIDE"
@@ -119,17 +121,21 @@ def read_options(arguments: list[str], variable: str) -> tuple[Wish, list[str]]:
 
 
 def find_nvcc() -> str:
-    """The nvcc of CUDA_HOME, CUDA_PATH, PATH or /usr/local/cuda, the first that is none of ours."""
+    """The nvcc of CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda or a wheel, the first that is none of ours."""
     if os.environ.get(_INSIDE):
         raise UsageError("nvcc is warplens-nvcc itself: name NVIDIA's with --warplens-nvcc=PATH")
     own = Path(sys.argv[0]).resolve()
     folders = [Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     folders += [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
-    for folder in (*folders, Path("/usr/local/cuda/bin")):
-        found = folder / "nvcc"
+    folders.append(TOOLKIT)
+    wheels = [tool for tool in tools_of_wheels("nvcc") if tool.name == "nvcc"]
+    for found in (*(folder / "nvcc" for folder in folders), *wheels):
         if os.access(found, os.X_OK) and found.is_file() and found.resolve() != own:
             return str(found)
-    raise MissingDependencyError("no nvcc in CUDA_HOME, PATH or /usr/local/cuda: name one with --warplens-nvcc=PATH")
+    raise MissingDependencyError(
+        "no nvcc in CUDA_HOME, PATH or /usr/local/cuda, and no wheel nvidia-cuda-nvcc: "
+        "name one with --warplens-nvcc=PATH"
+    )
 
 
 def shadow(nvcc: str, folder: Path, wish: Wish) -> Path:

@@ -23,9 +23,10 @@ import click
 
 from warplens.capture.audited import find_nvdisasm, find_tool
 from warplens.capture.machine import gpus_in_mig, has_mps
+from warplens.capture.nvcc import find_nvcc
 from warplens.cli.exits import FINE, MISSING
 from warplens.cli.output import console, finish, json_option, print_json
-from warplens.errors import FileError, SitesError
+from warplens.errors import FileError, MissingDependencyError, SitesError
 from warplens.render.escape import visible
 
 State = Literal["ok", "missing", "note"]
@@ -191,10 +192,13 @@ def _release(name: str, path: str, install: str) -> Check:
 def _nvcc() -> Check:
     """For programs that `warplens record` runs; recording by `warplens.Kernel` needs none."""
     path = shutil.which("nvcc")
-    if path is None:
-        what = "not in PATH: only needed to build programs that `warplens record` runs"
+    if path is not None:
+        return Check("nvcc", "ok", path)
+    try:
+        return Check("nvcc", "ok", f"{find_nvcc()}, not in PATH: `warplens nvcc` finds it there")
+    except MissingDependencyError:
+        what = "not found: only needed to build programs that `warplens record` runs"
         return Check("nvcc", "note", what, "the CUDA toolkit has it, and the wheel nvidia-cuda-nvcc")
-    return Check("nvcc", "ok", path)
 
 
 _INJECTED: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUPTI_INJECTION_PATH")
