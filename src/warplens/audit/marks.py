@@ -148,8 +148,3 @@ def _reads_ahead(flow: Flow, index: int, calls: dict[int, Any]) -> set[int | Non
             seen.add(earlier)
             pending.append((earlier, flow.blocks[earlier].stop))
     return found
-
-
-def _statement(instruction: Instruction) -> tuple[Any, ...]:
-    """What the instructions that one statement became have in common."""
-    return instruction.frames, instruction.ptx_line

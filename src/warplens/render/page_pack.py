@@ -49,10 +49,6 @@ class Packer:
         column = [self._plane(np.ascontiguousarray(planes[:, k])) for k in range(width)]
         self.columns[name] = {"n": len(values), "signed": signed, "planes": column}
 
-    def add_bytes(self, name: str, data: bytes) -> None:
-        """Adds bytes as they are, as a column of one plane."""
-        self.add(name, np.frombuffer(data, np.uint8))
-
     def streams(self) -> list[str]:
         """The base64 text of each stream, in the order of their numbers."""
         with self._pool:
