@@ -59,8 +59,10 @@ class Inserter:
         ask, opened = self._places_to_open()
         self._add(ask, self._recorder.ask())
         self._add(opened, self._recorder.open(code))
-        for run in self._runs():
-            self._run(run)
+        runs = [*self._runs()]
+        blocks = [self._flow.block_of[run[0].index] for run in runs]
+        for run, own, behind in zip(runs, blocks, [*blocks[1:], None], strict=False):
+            self._run(run, is_last=own != behind)
         for number, own in enumerate(self._flow.code):
             if own.name in _LEAVES and self._flow.block_of[number] in self._flow.reached:
                 self._leave(number, own)
@@ -116,15 +118,15 @@ class Inserter:
         jumps = before.behind and flow.code[before.index].name in _JUMPS
         return not jumps and flow.block_of[before.index] == flow.block_of[mark.index]
 
-    def _run(self, run: list[Mark]) -> None:
+    def _run(self, run: list[Mark], *, is_last: bool) -> None:
+        """`is_last`: of its block. What stands behind it there must find the place where it is."""
         recorder = self._recorder
         if recorder.straight is not None:
             self._run_straight(run)
             return
         held: int | None = None  # the slot of a record that is not stored yet
         for slot, mark in enumerate(run):
-            text = recorder.any_lane(mark.guard, mark.negated) if mark.guard else []
-            text += recorder.settle() if mark.settles else []
+            text = recorder.settle() if mark.settles else []
             text += recorder.pin(mark.pins) if mark.pins else []
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             guard = "%wl_p5" if mark.guard else ""
@@ -133,9 +135,10 @@ class Inserter:
                 text += recorder.check(self._next(), len(run), together)
             else:
                 text += recorder.clock(slot)
+            text += recorder.any_lane(mark.guard, mark.negated) if mark.guard else []
             text += recorder.record("%wl_now" if slot == 0 else "", code, slot)
             text += recorder.put(held) if held is not None else []
-            held = slot if self._can_wait(mark) else None
+            held = slot if self._can_wait(mark) and (is_last or mark is not run[-1]) else None
             text += recorder.put(slot, guard) if held is None else []
             if mark is run[-1] and held is None:
                 text += recorder.advance(len(run), guard)

@@ -72,7 +72,7 @@ class Recorder:
         return [
             ".reg .b32 %wl_lo, %wl_hi, %wl_ep, %wl_left, %wl_seq, %wl_gt, %wl_e, %wl_d, %wl_slab, %wl_index;",
             ".reg .b32 %wl_c<4>, %wl_k<2>, %wl_r<16>;",
-            ".reg .b64 %wl_begin, %wl_now, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
+            ".reg .b64 %wl_begin, %wl_now, %wl_end, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
             ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
         ]
 
@@ -343,7 +343,7 @@ class Recorder:
             return self._end_straight()
         return [
             "mov.u64 %wl_now, %clock64;",
-            "mov.u64 %wl_q2, %globaltimer;",
+            "mov.u64 %wl_end, %globaltimer;",
             f"and.b32 %wl_r9, %wl_left, {_WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {_FULL - 4}, %wl_p5;",
@@ -359,7 +359,7 @@ class Recorder:
             f"and.b32 %wl_r9, %wl_left, {_WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             *self._meta("%wl_r9", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
-            *self._block_record("%wl_q2", "%wl_r9"),
+            *self._block_record("%wl_r9"),
             f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;",
         ]
 
@@ -370,7 +370,7 @@ class Recorder:
         far = int(ChunkFlag.LAST), int(ChunkFlag.LAST | ChunkFlag.BLOCK_RECORD)
         return [
             "mov.u64 %wl_now, %clock64;",
-            "mov.u64 %wl_q2, %globaltimer;",
+            "mov.u64 %wl_end, %globaltimer;",
             *self.store("%wl_now", END_CODE, records),
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
@@ -393,20 +393,20 @@ class Recorder:
             *self._meta("%wl_r9", 0, "%wl_r7"),
             f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r9;",
             f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
-            *self._block_record("%wl_q2", "%wl_r9"),
+            *self._block_record("%wl_r9"),
         ]
 
-    def _block_record(self, globaltimer: str, meta: str) -> list[str]:
+    def _block_record(self, meta: str) -> list[str]:
         """All but the begin's globaltimer, where %wl_p5, the block's first warp, and a chunk at %wl_q0."""
         at = 4 * layout.BLOCK_RECORD_WORD
         return [
             "setp.ne.and.u32 %wl_p0, %wl_hi, 0, %wl_p5;",
-            f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
+            "mov.b64 {%wl_r6, %wl_r7}, %wl_end;",
             "mov.u32 %wl_r8, %smid;",
             f"@%wl_p0 st.global.cs.u32 [%wl_q0+{at + 4}], %wl_r6;",
             f"@%wl_p0 st.global.cs.v2.u32 [%wl_q0+{at + 8}], {{%wl_r7, %wl_r8}};",
-            f"mov.u64 {globaltimer}, %gridid;",
-            f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
+            "mov.u64 %wl_end, %gridid;",
+            "mov.b64 {%wl_r6, %wl_r7}, %wl_end;",
             f"mov.u32 %wl_r6, {self.sites_hash};",
             "mov.u32 %wl_r8, 0;",
             f"@%wl_p0 st.global.cs.v4.u32 [%wl_q0+{at + 16}], {{%wl_r6, %wl_r7, %wl_r8, %wl_r8}};",
