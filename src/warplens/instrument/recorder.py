@@ -30,6 +30,8 @@ _EMPTY: Final = 4 * layout.HEADER_WORDS - 4
 _LAST_BESIDE_BLOCK_RECORD: Final = 4 * layout.BLOCK_RECORD_WORD - 8
 MOST_MARKS: Final = 16
 """Marks behind one question for space."""
+MOST_A_TURN: Final = 20
+"""Marks of a loop that are asked for once a turn; what a chunk has no room for stays unused in it."""
 MOST_STRAIGHT: Final = layout.BLOCK_RECORD_SLOTS - 2
 """Marks of a kernel whose records fit one chunk, beside those of its begin and end and the block record."""
 _CURSORS: Final = (layout.CURSOR_COUNT - 1) * layout.CURSOR_STRIDE
@@ -41,6 +43,9 @@ END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
 _WARPS: Final = (1 << layout.META_WARP_BITS) - 1
 _NO_SPACE: Final = 0xFFFFFFFF & ~_WARPS
 _LOST: Final = 1 << 31
+_KEPT: Final = ("%wl_left", "%wl_seq", "%wl_gt")
+KEPT_BYTES: Final = 4 * len(_KEPT)
+"""Local memory of each thread: state that is needed only where a chunk is full, and at the end."""
 _HASH: Final = 0x9E3779B9  # as cursor_offset of arena.cuh
 
 
@@ -71,9 +76,10 @@ class Recorder:
         """Registers, for the begin of the function's body."""
         return [
             ".reg .b32 %wl_lo, %wl_hi, %wl_ep, %wl_left, %wl_seq, %wl_gt, %wl_e, %wl_d, %wl_slab, %wl_index;",
-            ".reg .b32 %wl_c<4>, %wl_k<2>, %wl_r<16>;",
+            f".reg .b32 %wl_c<4>, %wl_k<{MOST_A_TURN}>, %wl_r<16>;",
             ".reg .b64 %wl_begin, %wl_now, %wl_end, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
             ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
+            *([] if self.straight is not None else [f".local .align 4 .b8 %wl_kept[{KEPT_BYTES}];"]),
         ]
 
     def begin(self) -> list[str]:
@@ -156,8 +162,16 @@ class Recorder:
             *lost,
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.store("%wl_begin", code, 0),
-            *([] if self.straight is not None else self.advance(1)),
+            *([] if self.straight is not None else [*self.advance(1), *self._keep()]),
         ]
+
+    def _keep(self) -> list[str]:
+        """Puts what only the rare needs out of the registers."""
+        return [f"st.local.u32 [%wl_kept+{4 * at}], {register};" for at, register in enumerate(_KEPT)]
+
+    def _kept(self) -> list[str]:
+        """Takes it back."""
+        return [f"ld.local.u32 {register}, [%wl_kept+{4 * at}];" for at, register in enumerate(_KEPT)]
 
     def _slab(self) -> list[str]:
         """`%wl_slab`: what a cursor goes up by for one slab."""
@@ -201,9 +215,30 @@ class Recorder:
         """
         if self.straight is not None:
             return []
-        return ["mov.u64 %wl_now, %clock64;", *self._is_full(str(_FULL - 4 * marks), number, together)]
+        jump = f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};"
+        full = self._is_full(str(_FULL - 4 * marks), together)
+        return ["mov.u64 %wl_now, %clock64;", *full, jump, f"$wl_back_{number}:"]
 
-    def _is_full(self, limit: str, number: int, together: bool) -> list[str]:
+    def ask_turn(self, marks: int, together: bool) -> list[str]:
+        """A clock, and the question whether so many marks find space, to be answered at the loop's end by `turn`."""
+        return ["mov.u64 %wl_now, %clock64;", *self._is_full(str(_FULL - 4 * marks), together)]
+
+    def turn(self, number: int, together: bool, predicate: str, label: str) -> list[str]:
+        """Goes on where a loop's turn found no space for the next, in front of the jump to its begin, at `label`.
+
+        `predicate`: that of the jump, "" for none. The jump that goes back where there is space comes first, so that
+        what is rare lies behind the loop.
+        """
+        uni = ".uni" if together else ""
+        again = ["not.pred %wl_p4, %wl_full;"]
+        if predicate.startswith("!"):
+            again += [f"not.pred %wl_p3, {predicate[1:]};", "and.pred %wl_p4, %wl_p4, %wl_p3;"]
+        elif predicate:
+            again += [f"and.pred %wl_p4, %wl_p4, {predicate};"]
+        jump = f"{f'@{predicate} ' if predicate else ''}bra{uni} $wl_next_{number};"
+        return [*again, f"@%wl_p4 bra{uni} {label};", jump]
+
+    def _is_full(self, limit: str, together: bool) -> list[str]:
         vote = ["vote.sync.any.pred %wl_full, %wl_full, 0xffffffff;"] if together else []
         return [
             f"and.b32 %wl_r0, %wl_lo, {layout.CHUNK_BYTES - 1};",
@@ -212,35 +247,29 @@ class Recorder:
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
             "setp.gt.or.u32 %wl_full, %wl_d, 1, %wl_full;",
             *vote,
-            f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};",
-            f"$wl_back_{number}:",
         ]
 
-    def clock(self, slot: int) -> list[str]:
-        """The clock of a mark that has space, the `slot`-th of a run."""
-        return [f"mov.u32 %wl_k{slot % 2}, %clock;"]
+    def clock(self, own: int) -> list[str]:
+        """The clock of a mark that has space, in a register for records."""
+        return [f"mov.u32 %wl_k{own}, %clock;"]
 
-    def record(self, clock: str, code: int, slot: int) -> list[str]:
-        """A mark's record, in a register. `clock`: a register of 64 bits, or "" where `clock` has read it.
+    def record(self, clock: str, code: int, own: int) -> list[str]:
+        """A mark's record. `clock`: a register of 64 bits, or "" where `clock` has read it."""
+        low = [f"cvt.u32.u64 %wl_k{own}, {clock};"] if clock else []
+        return [*low, f"shl.b32 %wl_k{own}, %wl_k{own}, {self.code_bits};", f"add.u32 %wl_k{own}, %wl_k{own}, {code};"]
 
-        Two registers take turns: of one, each clock would wait until the store before has read it.
-        """
-        register = f"%wl_k{slot % 2}"
-        low = [f"cvt.u32.u64 {register}, {clock};"] if clock else []
-        return [*low, f"shl.b32 {register}, {register}, {self.code_bits};", f"add.u32 {register}, {register}, {code};"]
-
-    def put(self, slot: int, guard: str = "", *, at: int | None = None) -> list[str]:
-        """Stores a record, `at` words (`slot`, else) behind the place."""
+    def put(self, own: int, at: int, guard: str = "") -> list[str]:
+        """Stores a record `at` words behind the place."""
         return [
             "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
             "setp.ne.u32 %wl_w, %wl_hi, 0;",
             *([f"and.pred %wl_w, %wl_w, {guard};"] if guard else []),
-            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * (slot if at is None else at) + 4}], %wl_k{slot % 2};",
+            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * at + 4}], %wl_k{own};",
         ]
 
-    def store(self, clock: str, code: int, slot: int) -> list[str]:
+    def store(self, clock: str, code: int, at: int) -> list[str]:
         """The record of a 64-bit clock, stored at once."""
-        return [*self.record(clock, code, slot), *self.put(slot)]
+        return [*self.record(clock, code, 0), *self.put(0, at)]
 
     def advance(self, marks: int, guard: str = "") -> list[str]:
         """The place behind so many marks; behind one that was taken only where `guard` holds."""
@@ -251,12 +280,14 @@ class Recorder:
         sign = "!" if negated else ""
         return ["activemask.b32 %wl_r2;", f"vote.sync.any.pred %wl_p5, {sign}{predicate}, %wl_r2;"]
 
-    def settle(self) -> list[str]:
-        """Waits until a barrier has taken effect, as `settle` of device.cuh does, by a load of shared memory.
+    def settle(self, together: bool) -> list[str]:
+        """Waits until a barrier has taken effect.
 
         The low two bits of the place are 0, which ptxas cannot know: the store that holds the load in front of the
         clock is never made.
         """
+        if together:
+            return ["bar.warp.sync 0xffffffff;"]
         return [
             f"mov.u32 %wl_r3, {self.shared};",
             "ld.shared.u32 %wl_r3, [%wl_r3];",
@@ -281,12 +312,19 @@ class Recorder:
             "@%wl_p4 st.global.u32 [%wl_ad], %wl_r5;",
         ]
 
-    def next(self, number: int) -> list[str]:
-        """The chunk behind a full one, or behind one that reaches too far back; without space events are counted."""
+    def next(self, number: int, back: str = "", records: int = 0) -> list[str]:
+        """The chunk behind a full one, or behind one that reaches too far back; without space events are counted.
+
+        `back`: where to go on; behind the question if it is not told. `records`: registers of records that nothing else
+        may use in the loop: who writes one waits until its last store has read it, behind all copies to shared memory
+        that the warps have asked for. They are kept by stores that are never made.
+        """
         if self.straight is not None:
             return []
         return [
             f"$wl_next_{number}:",
+            *(self._keep_records(records) if back else []),
+            *self._kept(),
             *self._held(),
             "setp.ne.u32 %wl_p0, %wl_hi, 0;",
             "add.u32 %wl_seq, %wl_seq, %wl_r4;",
@@ -313,7 +351,19 @@ class Recorder:
             "selp.b32 %wl_hi, %wl_hi, 0, %wl_p3;",
             f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
             "mov.u32 %wl_ep, %wl_e;",
-            f"bra.uni $wl_back_{number};",
+            *self._keep(),
+            f"bra.uni {back or f'$wl_back_{number}'};",
+        ]
+
+    def _keep_records(self, records: int) -> list[str]:
+        return [
+            "mov.u64 %wl_now, %clock64;",
+            *self._epoch("%wl_now", "%wl_e"),
+            "sub.u32 %wl_d, %wl_e, %wl_ep;",
+            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
+            "and.b32 %wl_r4, %wl_lo, 3;",
+            "setp.ne.u32 %wl_p4, %wl_r4, 0;",
+            *(f"@%wl_p4 st.global.u32 [%wl_ad], %wl_k{own};" for own in range(records)),
         ]
 
     def _held(self) -> list[str]:
@@ -344,10 +394,13 @@ class Recorder:
         return [
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_end, %globaltimer;",
+            *self._kept(),
             f"and.b32 %wl_r9, %wl_left, {_WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {_FULL - 4}, %wl_p5;",
-            *self._is_full("%wl_r9", number, together),
+            *self._is_full("%wl_r9", together),
+            f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};",
+            f"$wl_back_{number}:",
             *self.store("%wl_now", END_CODE, 0),
             *self._held(),
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
