@@ -360,7 +360,6 @@ class Recorder:
             "mov.u64 %wl_now, %clock64;",
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
-            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
             "and.b32 %wl_r4, %wl_lo, 3;",
             "setp.ne.u32 %wl_p4, %wl_r4, 0;",
             *(f"@%wl_p4 st.global.u32 [%wl_ad], %wl_k{own};" for own in range(records)),
