@@ -79,7 +79,6 @@ class _Lane:
     def __init__(self, machine: Machine, flow: Flow, special: dict[str, int], arguments: dict[str, int]) -> None:
         self.machine, self.flow, self.special, self.arguments = machine, flow, special, arguments
         self.registers: dict[str, int] = {}
-        self.local: dict[str, int] = {}
 
     def run(self) -> None:
         at = 0
@@ -166,9 +165,6 @@ def _mov(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 
 def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
-    if "local" in kind:
-        lane.write(parts[0], lane.local[parts[1]], kind)
-        return
     if "shared" in kind or "param" in kind:
         lane.write(parts[0], lane.arguments.get(parts[1].strip("[] "), 0), kind)
         return
@@ -180,9 +176,6 @@ def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 
 def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
-    if "local" in kind:
-        lane.local[parts[0]] = lane.value(parts[1])
-        return
     address = lane.address(parts[0])
     if kind[-1] == "u64":
         lane.machine.store_wide(address, lane.value(parts[1]))

@@ -111,7 +111,7 @@ class _Builds:
                 with contextlib.redirect_stdout(io.StringIO()):  # what Triton prints of a failure
                     cubin = self._assemble(ptx)
                 registers, frame = registers_and_frame(cubin)
-                if frame > clean[1] + 16:  # it spills; ptxas may do so by its own choice, and not with a limit
+                if frame > clean[1]:  # it spills; ptxas may do so by its own choice, and not with a limit
                     continue
                 fits = launch.blocks(registers)
                 tried.append((fits, Marked(ptx, cubin), found, selection is wanted))

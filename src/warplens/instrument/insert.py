@@ -87,9 +87,9 @@ class Inserter:
             self._run(run, is_last=own != behind)
         for turn in turns:
             self._ask_each_turn(turn)
-        for number, own in enumerate(self._flow.code):
-            if own.name in _LEAVES and self._flow.block_of[number] in self._flow.reached:
-                self._leave(number, own)
+        for number, instruction in enumerate(self._flow.code):
+            if instruction.name in _LEAVES and self._flow.block_of[number] in self._flow.reached:
+                self._leave(number, instruction)
         self._finish()
         return self.pieces
 

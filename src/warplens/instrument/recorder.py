@@ -43,9 +43,6 @@ END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
 _WARPS: Final = (1 << layout.META_WARP_BITS) - 1
 _NO_SPACE: Final = 0xFFFFFFFF & ~_WARPS
 _LOST: Final = 1 << 31
-_KEPT: Final = ("%wl_left", "%wl_seq", "%wl_gt")
-KEPT_BYTES: Final = 4 * len(_KEPT)
-"""Local memory of each thread: state that is needed only where a chunk is full, and at the end."""
 _HASH: Final = 0x9E3779B9  # as cursor_offset of arena.cuh
 
 
@@ -79,7 +76,6 @@ class Recorder:
             f".reg .b32 %wl_c<4>, %wl_k<{MOST_A_TURN}>, %wl_r<16>;",
             ".reg .b64 %wl_begin, %wl_now, %wl_end, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
             ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
-            *([] if self.straight is not None else [f".local .align 4 .b8 %wl_kept[{KEPT_BYTES}];"]),
         ]
 
     def begin(self) -> list[str]:
@@ -162,16 +158,8 @@ class Recorder:
             *lost,
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.store("%wl_begin", code, 0),
-            *([] if self.straight is not None else [*self.advance(1), *self._keep()]),
+            *([] if self.straight is not None else self.advance(1)),
         ]
-
-    def _keep(self) -> list[str]:
-        """Puts what only the rare needs out of the registers."""
-        return [f"st.local.u32 [%wl_kept+{4 * at}], {register};" for at, register in enumerate(_KEPT)]
-
-    def _kept(self) -> list[str]:
-        """Takes it back."""
-        return [f"ld.local.u32 {register}, [%wl_kept+{4 * at}];" for at, register in enumerate(_KEPT)]
 
     def _slab(self) -> list[str]:
         """`%wl_slab`: what a cursor goes up by for one slab."""
@@ -281,25 +269,20 @@ class Recorder:
         return ["activemask.b32 %wl_r2;", f"vote.sync.any.pred %wl_p5, {sign}{predicate}, %wl_r2;"]
 
     def settle(self, together: bool) -> list[str]:
-        """Waits until a barrier has taken effect.
+        """Lets a barrier take effect: one instruction stands between it and the clock, as in device.cuh's settle.
 
-        The low two bits of the place are 0, which ptxas cannot know: the store that holds the load in front of the
-        clock is never made.
+        Where all lanes are together it is the cheapest that ptxas makes, a NOP.
         """
         if together:
             return ["bar.warp.sync 0xffffffff;"]
-        return [
-            f"mov.u32 %wl_r3, {self.shared};",
-            "ld.shared.u32 %wl_r3, [%wl_r3];",
-            "and.b32 %wl_r4, %wl_lo, 3;",
-            "and.b32 %wl_r3, %wl_r3, %wl_r4;",
-            "setp.ne.u32 %wl_p4, %wl_r3, 0;",
-            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
-            "@%wl_p4 st.global.u32 [%wl_ad], %wl_r3;",
-        ]
+        return [f"mov.u32 %wl_r3, {self.shared};", "ld.volatile.shared.u32 %wl_r3, [%wl_r3];"]
 
     def pin(self, values: tuple[tuple[str, int], ...]) -> list[str]:
-        """Waits until loaded values are there, each a register and its bits, as `settle` waits for a barrier."""
+        """Waits until loaded values are there, each a register and its bits.
+
+        The low two bits of the place are 0, which ptxas cannot know: the store that holds the values in front of the
+        clock is never made.
+        """
         out = ["and.b32 %wl_r4, %wl_lo, 3;", "mov.u32 %wl_r5, 0;"]
         for register, bits in values:
             move = f"mov.b32 %wl_r3, {register};" if bits == 32 else f"mov.b64 {{%wl_r3, %wl_r6}}, {register};"
@@ -324,7 +307,6 @@ class Recorder:
         return [
             f"$wl_next_{number}:",
             *(self._keep_records(records) if back else []),
-            *self._kept(),
             *self._held(),
             "setp.ne.u32 %wl_p0, %wl_hi, 0;",
             "add.u32 %wl_seq, %wl_seq, %wl_r4;",
@@ -351,7 +333,6 @@ class Recorder:
             "selp.b32 %wl_hi, %wl_hi, 0, %wl_p3;",
             f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
             "mov.u32 %wl_ep, %wl_e;",
-            *self._keep(),
             f"bra.uni {back or f'$wl_back_{number}'};",
         ]
 
@@ -393,7 +374,6 @@ class Recorder:
         return [
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_end, %globaltimer;",
-            *self._kept(),
             f"and.b32 %wl_r9, %wl_left, {_WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {_FULL - 4}, %wl_p5;",
