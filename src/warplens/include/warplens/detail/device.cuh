@@ -132,8 +132,7 @@ __device__ __forceinline__ void settle() {
   __shared__ u32 own;
   const u32 address = static_cast<u32>(__cvta_generic_to_shared(&own));
 #endif
-  u32 loaded;
-  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(address) : "memory");
+  asm volatile("{.reg .u32 t; ld.volatile.shared.u32 t, [%0];}" ::"r"(address) : "memory");
 }
 
 __device__ __forceinline__ u64 read_globaltimer() {
