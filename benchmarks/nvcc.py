@@ -55,7 +55,7 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> dict[s
 def described(path: Path) -> dict[str, Any]:
     """What a recording says of itself."""
     trace = warplens.open(path)
-    (kernel,) = trace.manifest["kernels"]
+    kernels = trace.manifest["kernels"]
     counts = trace.spans.group_by("site").len()
     by_site = dict(zip(counts["site"].to_list(), counts["len"].to_list(), strict=True))
     return {
@@ -63,7 +63,10 @@ def described(path: Path) -> dict[str, Any]:
         "spans": trace.spans.height,
         "lost_events": int(trace.launches["lost_events"].sum()),
         "problems": trace.problems.group_by("kind").len().to_dicts(),
-        "kernel": {key: kernel[key] for key in ("name", "policy", "traced", "traced_ns", "switched_off_ns")},
+        "kernels": [
+            {key: kernel[key] for key in ("name", "policy", "traced", "traced_ns", "switched_off_ns")}
+            for kernel in kernels
+        ],
         "spans_by_site": {row["name"]: by_site.get(row["site"], 0) for row in trace.sites.iter_rows(named=True)},
     }
 

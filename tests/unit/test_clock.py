@@ -267,3 +267,29 @@ def test_an_end_read_late_does_not_move_the_line() -> None:
 def test_integers_of_any_size_are_taken_modulo_two_to_the_64() -> None:
     assert clock.int64([2**64 - 1, -1, 2**63, 5]).tolist() == [-1, -1, -(2**63), 5]
     assert clock.int64([]).tolist() == []
+
+
+def cycles_under_load(own: Clock, ns: float, begin_ns: float, end_ns: float) -> int:
+    """clock64 of an SM whose clock runs a tenth slower from `begin_ns` to `end_ns`."""
+    slow = min(max(ns - begin_ns, 0.0), end_ns - begin_ns)
+    return int(own.offset_cycles + own.cycles_per_ns * (ns - 0.1 * slow))
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_clock_that_falls_by_a_tenth_under_load_leaves_the_launchs_own_pairs_in_force(blocks: int) -> None:
+    """As seen of a matmul on an H200: few blocks an SM, calibrations right before and 100 ms behind."""
+    clocks = make_clocks(9)
+    begin_ns, block_ns = 200_000, 40_000
+    end_ns = begin_ns + blocks * block_ns
+    edges = np.ravel([(begin_ns + n * block_ns + 500, begin_ns + (n + 1) * block_ns - 500) for n in range(blocks)])
+    sm = np.repeat(np.arange(SMS), len(edges))
+    times = np.tile(edges, SMS)
+    cycles = np.array([cycles_under_load(clocks[s], t, begin_ns, end_ns) for s, t in zip(sm, times, strict=True)])
+    lost = 0.1 * (end_ns - begin_ns)
+    late = [replace(own, offset_cycles=own.offset_cycles - int(lost * own.cycles_per_ns)) for own in clocks]
+    around = [calibration(clocks, "before", 0), calibration(late, "after", 100_000_000)]
+    fitted = clock.fit(sm, ZERO_NS + times // 32 * 32, cycles, step_ns=32, calibration=around)
+    assert fitted.known.all()
+    error = np.abs(fitted.to_ns(sm, cycles) - (ZERO_NS + times))
+    assert error.max() <= fitted.uncertainty_ns + 32
+    assert {problem.kind for problem in fitted.problems} & {"clock_disagrees", "clock_changed"}

@@ -42,6 +42,10 @@ __all__ = [
 
 DEFAULT_STEP_NS: Final = 1000
 """Step of globaltimer where none was observed: GPUs before Hopper step by about 1 us."""
+_FINE_NS: Final = 500
+"""How far off the line of its SM a pair may be read, beside two steps."""
+_MOST_PAIRS: Final = 98
+"""Percentile of the pairs that the uncertainty holds for: some may be damaged."""
 _USUAL_CYCLES_PER_NS: Final = 2.0
 """Only to tell turns of 4.29 s and of records apart, where no two pairs of an SM exist."""
 
@@ -125,7 +129,9 @@ def fit(
     else:
         pairs.reject_gross(guess, size)
         rates = find_rates(pairs, size, guess, problems, nominal_cycles_per_ns)
+    plausible = pairs.kept & ~pairs.calibrated
     out = _offsets(pairs, rates, size, problems)
+    _tell_of_change(out, pairs, plausible)
     if wanted_cycles is not None:
         _extrapolate(out, rates, int64(wanted_cycles[0]), int64(wanted_cycles[1]), pairs)
     told = wanted if unknown_sm is None else wanted[wanted != unknown_sm]
@@ -207,6 +213,23 @@ def _offsets(pairs: Pairs, rates: Rates, size: int, problems: list[ClockProblem]
     )
 
 
+def _tell_of_change(out: ClockMap, pairs: Pairs, plausible: Bool) -> None:
+    """Widens the uncertainty to how far the launch's own pairs lie off their SM's line, where many do."""
+    own = pairs.part(plausible)
+    if not len(own.sm):
+        return
+    cycles = own.cycles + np.int64(pairs.base_cycles) - out.base_cycles[own.sm]
+    off = np.abs(own.read - out.offset_ns[own.sm] - cycles * out.ns_per_cycle[own.sm])
+    worst = float(np.percentile(off, _MOST_PAIRS))
+    if worst > max(out.uncertainty_ns, 2 * pairs.step_ns + _FINE_NS):
+        text = (
+            f"the SM clock changed during the launch, by more than one rate can follow: times between SMs are right to "
+            f"{worst / 1e3:.2g} us, durations of a warp are cycles and right"
+        )
+        out.uncertainty_ns = worst
+        out.problems.append(ClockProblem("clock_changed", 1, "note", text))
+
+
 def _extrapolate(out: ClockMap, rates: Rates, sm: I64, cycles: I64, pairs: Pairs) -> None:
     """Widens the uncertainty to what holds for clocks beyond the pairs, and tells how far beyond they are."""
     some = out.known[sm]
@@ -228,7 +251,7 @@ def _extrapolate(out: ClockMap, rates: Rates, sm: I64, cycles: I64, pairs: Pairs
 def _reject_fine(pairs: Pairs, rest: F64, slack: F64, size: int, problems: list[ClockProblem]) -> None:
     """Drops pairs off their SM's line by more than reading them can explain; all stay where that is many."""
     residual = np.abs(rest - pairs.median(rest, size)[pairs.sm])
-    off = pairs.kept & (residual > 2 * pairs.step_ns + 500 + 2 * slack)
+    off = pairs.kept & (residual > 2 * pairs.step_ns + _FINE_NS + 2 * slack)
     many = np.bincount(pairs.sm[off], minlength=size) * 4 > np.bincount(pairs.sm[pairs.kept], minlength=size)
     pairs.kept &= ~off | many[pairs.sm]
     count = int((off & ~many[pairs.sm]).sum()) + pairs.rejected

@@ -26,6 +26,8 @@ EXTREMES: Final = 16
 PLAUSIBLE: Final = (0.02, 50.0)
 """ns per cycle of a clock between 20 MHz and 50 GHz: slopes beyond come from damaged pairs."""
 GROSS_RATE_ERROR: Final = 1e-3
+CHANGED_RATE: Final = 0.25
+"""Under load an SM's clock runs slower, by a tenth on an H200 at a matmul: a launch's pairs so far off are no damage."""
 MAX_NS: Final = 1 << 62
 
 
@@ -88,17 +90,30 @@ class Pairs:
         return np.asarray(middle / 2)
 
     def reject_gross(self, guess: float, size: int) -> None:
-        """Drops pairs that lie microseconds or more off the median of their SM, or seconds off the other SMs."""
+        """Drops pairs that lie microseconds or more off the others of their SM, or seconds off the other SMs.
+
+        Those of the launch may agree with each other alone: its clock may have run otherwise than before and after it.
+        """
         residual = self.read - self.cycles * guess
         center = self.median(residual, size)
-        middle = self.median(self.cycles.astype(np.float64), size)
-        far = np.abs(self.cycles - middle[self.sm]) * guess
-        tolerance = 4 * self.step_ns + 1000 + GROSS_RATE_ERROR * far
-        self.kept &= np.abs(residual - center[self.sm]) <= tolerance
+        near = self._near(residual, center, self.median(self.cycles.astype(np.float64), size), guess)
+        own = self.part(~self.calibrated)
+        if 0 < len(own.sm) < len(self.sm):
+            its = residual[~self.calibrated]
+            among = own._near(its, own.median(its, size), own.median(own.cycles.astype(np.float64), size), guess)
+            near[~self.calibrated] |= among
+        self.kept &= near
         if np.isfinite(center).sum() > 2:
             stray = np.abs(center - np.nanmedian(center)) > 1e9
             self.kept &= ~stray[self.sm]
         self.rejected = int((~self.kept).sum())
+
+    def _near(self, residual: F64, center: F64, middle: F64, guess: float) -> Bool:
+        """Which pairs lie no farther from the center of their SM than a clock between both can have led."""
+        far = np.abs(self.cycles - middle[self.sm]) * guess
+        rate_error = np.where(self.calibrated, GROSS_RATE_ERROR, CHANGED_RATE)
+        tolerance = 4 * self.step_ns + 1000 + rate_error * far
+        return np.asarray(np.abs(residual - center[self.sm]) <= tolerance)
 
 
 def gather(
