@@ -71,6 +71,41 @@ __global__ void barrier_delay(u64* clocks, u32 late_cycles) {
   }
 }
 
+// Blocks of kLoadedWarps warps that come to a barrier at random times, with copies to shared memory under way and more
+// of them on their SM. clocks[(block * turns + turn) * kLoadedWarps + warp] = {clock64 in front of the barrier, clock64
+// behind it}. No branch stands between the barrier and the clock: all lanes write.
+constexpr u32 kLoadedWarps = 8;
+template <bool kSettled>
+__global__ void __launch_bounds__(32 * kLoadedWarps, 4) barrier_loaded(u64* clocks, const uint4* source, u32 turns) {
+  __shared__ uint4 copied[2 * 32 * kLoadedWarps];
+  const u32 warp = threadIdx.x / 32;
+  const u32 place = static_cast<u32>(__cvta_generic_to_shared(copied + threadIdx.x));
+  u32 random = blockIdx.x * 7919u + warp * 104729u + 1u;
+  for (u32 turn = 0; turn < turns; ++turn) {
+    random = random * 1664525u + 1013904223u;
+    const u64 begin = read_clock();
+    while (read_clock() - begin < random >> 22) {
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+      const u32 row = (blockIdx.x * 977u + turn * 131u + i * 17u) % 1024u;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place + (i & 1u) * 512u * kLoadedWarps),
+                   "l"(source + row * 32u * kLoadedWarps + threadIdx.x)
+                   : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    u64* const out = clocks + 2 * ((static_cast<u64>(blockIdx.x) * turns + turn) * kLoadedWarps + warp);
+    const u64 before = read_clock();
+    __syncthreads();
+    if (kSettled) warplens::detail::settle();
+    const u64 behind = read_clock();
+    out[0] = before;
+    out[1] = behind;
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+  }
+}
+
 // Any launch. Each warp records three events a turn, the first with a payload.
 template <bool kTrace>
 __global__ void many_marks(u32 turns) {

@@ -32,7 +32,9 @@ from warplens.decode.manifest import check
 
 SOURCE = Path(__file__).with_suffix(".cu")
 BARRIERS = {"bare": "barrier_delay<false>", "settled": "barrier_delay<true>"}
-KERNELS = ("keep_busy", "globaltimer_samples", "clock_reads", *BARRIERS.values())
+LOADED = {"bare": "barrier_loaded<false>", "settled": "barrier_loaded<true>"}
+LOADED_WARPS, LOADED_TURNS, LOADED_BLOCKS_PER_SM, LOADED_ROWS = 8, 20, 4, 1024
+KERNELS = ("keep_busy", "globaltimer_samples", "clock_reads", *BARRIERS.values(), *LOADED.values())
 WARM_UP_NS, GAP_NS = 300_000_000, 50_000_000
 SAMPLES, STEPS, READS = 1 << 16, 4096, 1000  # of globaltimer; steps kept of those found in them; of the other clocks
 BLOCKS_PER_SM, LATE_CYCLES = 2, 3000
@@ -90,6 +92,9 @@ def main() -> None:
         "losses": [loss_facts(lossy, *case) for case in LOSSY],
         "barrier_delay_cycles": {
             key: barrier_facts(kernels.read(name, shape[0], 64, shape, LATE_CYCLES)) for key, name in BARRIERS.items()
+        },
+        "barrier_delay_under_load_cycles": {
+            key: loaded_facts(kernels, name, LOADED_BLOCKS_PER_SM * sm_count) for key, name in LOADED.items()
         },
     }
     about = {
@@ -202,6 +207,22 @@ def barrier_facts(clocks: clock.I64) -> dict[str, Any]:
         "behind_minus_before": spread(behind - before),
         "behind_minus_arrival": spread(behind - arrival),
         "raw": {"before": before.tolist(), "behind": behind.tolist(), "arrival": arrival.tolist()},
+    }
+
+
+def loaded_facts(kernels: Kernels, name: str, blocks: int) -> dict[str, Any]:
+    """When the warps of a block read the clock behind a barrier, and the last of them came to it."""
+    out: clock.I64 = np.zeros((blocks * LOADED_TURNS, LOADED_WARPS, 2), np.int64)
+    source = np.zeros((LOADED_ROWS, 32 * LOADED_WARPS, 2), np.int64)
+    kernels.launch(name, blocks, 32 * LOADED_WARPS, out, source, np.uint32(LOADED_TURNS))
+    before, behind = out[..., 0], out[..., 1]
+    last = before.max(axis=1, keepdims=True)
+    first = (behind - last).min(axis=1)
+    return {
+        "barriers": len(out),
+        "reads": int(behind.size),
+        "reads_before_the_last_arrival": int((behind < last).sum()),
+        "first_behind_minus_last_arrival": series(first),
     }
 
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.compile
 
 SOURCE = REPOSITORY / "benchmarks" / "device_facts.cu"
 BARE, SETTLED, MARKS = "barrier_delay<false>", "barrier_delay<true>", "many_marks<true>"
+LOADED_BARE, LOADED_SETTLED = "barrier_loaded<false>", "barrier_loaded<true>"
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -22,7 +23,12 @@ def test_what_the_device_facts_compare_is_read_with_nothing_in_between(arch: str
     if not SOURCE.is_file():
         pytest.skip("not a checkout: benchmarks/ is not installed")
     options = ["-DWARPLENS_NO_CLUSTER"]
-    compiled = compile_cubin(SOURCE.read_text(encoding="utf-8"), [BARE, SETTLED, MARKS], arch=arch, options=options)
+    compiled = compile_cubin(
+        SOURCE.read_text(encoding="utf-8"),
+        [BARE, SETTLED, LOADED_BARE, LOADED_SETTLED, MARKS],
+        arch=arch,
+        options=options,
+    )
     assert compiled.log == ""
     clocks = r"(CS2R R\d+, SR_CLOCKLO\n)"
     patterns = {
@@ -31,6 +37,8 @@ def test_what_the_device_facts_compare_is_read_with_nothing_in_between(arch: str
         compiled.names[BARE]: rf"{clocks}BAR\.SYNC\S* 0x0\n{clocks}",
         compiled.names[SETTLED]: rf"{clocks}BAR\.SYNC\S* 0x0\n(UMOV .*\n)?LDS (R\d+), .*\n{clocks}",
     }
+    for loaded, alone in ((LOADED_BARE, BARE), (LOADED_SETTLED, SETTLED)):
+        patterns[compiled.names[loaded]] = patterns[compiled.names[alone]]
     for symbol, pattern in patterns.items():
         code = "\n".join(disassemble(compiled.cubin, symbol, tmp_path))
         assert re.search(pattern, code), f"{symbol}:\n{code}"
