@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -353,7 +354,7 @@ class LaunchRecorder:
             "site_sets": list(self._site_sets.values()),
             "kernels": [],
             "launches": [],
-            "process": {"pid": self.pid, "rank": rank_of(dict(os.environ)) or 0, "program": _program()},
+            "process": {"pid": self.pid, "rank": rank_of(dict(os.environ)) or 0, "program": program()},
         }
 
     def note(self) -> dict[str, Any]:
@@ -373,9 +374,8 @@ class LaunchRecorder:
         return {"process": self.manifest()["process"], "kernels": kernels, "left_out": left_out}
 
 
-def _program() -> str:
-    import sys
-
+def program() -> str:
+    """The name of what this process runs."""
     return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
 
 

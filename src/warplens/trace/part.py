@@ -11,12 +11,14 @@ import contextlib
 import json
 import os
 import re
+import shutil
+import tempfile
 import threading
 import weakref
 import zipfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +105,8 @@ class PartWriter:
     def finish(self, manifest: dict[str, Any]) -> Path | None:
         """Give the file its manifest, whose `sources` are texts by path, and its name; None where nothing was added.
 
-        Where the disk was full before, or is now (FileError), the part stays, with the launches that are whole.
+        Where the disk was full before, or is now (FileError), the part stays, with the launches that are whole. Where
+        the folder is gone, the file is in one of its own below the system's folder for temporary files.
         """
         archive, self._zip = self._zip, None
         if os.getpid() != self._pid:
@@ -129,11 +132,25 @@ class PartWriter:
                 archive.writestr(member, text)
                 facts["sources"].append({"path": path, "member": member})
             archive.writestr("manifest.json", json.dumps(facts))
-            archive.close()
-            return self._path.rename(self._path.with_suffix(""))
+            assert archive.fp is not None
+            with os.fdopen(os.dup(archive.fp.fileno()), "rb") as contents:  # outlives the file's name
+                archive.close()
+                return self._named(contents)
         except OSError as error:
             _give_up(archive, self._path, end)
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+    def _named(self, contents: IO[bytes]) -> Path:
+        """The part by its own name, or `contents` in another folder where the part is not there any more."""
+        whole = self._path.with_suffix("")
+        try:
+            return self._path.rename(whole)
+        except FileNotFoundError:
+            kept = Path(tempfile.mkdtemp(prefix="warplens-kept-")) / whole.name
+        contents.seek(0)
+        with kept.open("xb") as copy:
+            shutil.copyfileobj(contents, copy)
+        return kept
 
     @property
     def left(self) -> Path | None:
