@@ -352,13 +352,47 @@ def test_launches_are_chosen_by_grid(built: Built, tmp_path: Path) -> None:
     assert all(entry["cold_l2"] for entry in warplens.open(tmp_path / "run.wlens").manifest["launches"])
 
 
-@pytest.mark.parametrize("options", [("--policy", "stream"), ("--keep", "newest")])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ("--policy", "stream"),
+            "compiled for policy packed, and --policy asks for stream: compile it with -DWARPLENS_POLICY=stream",
+        ),
+        (("--keep", "newest"), "which keeps the oldest records: --keep newest is for warplens.Kernel alone"),
+    ],
+)
 def test_code_that_was_compiled_otherwise_is_left_out_and_told(
-    options: tuple[str, ...], built: Built, tmp_path: Path
+    options: tuple[str, ...], says: str, built: Built, tmp_path: Path
 ) -> None:
     done = record(built, tmp_path, "run", "4", options=options)
     assert (done.returncode, done.stdout) == (5, "4\n")
-    assert "not recorded: 4 launches of code that was compiled for another policy" in done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("not recorded: 4 launches of code that ")]
+    assert says in told
+    assert record(built, tmp_path, "run", "4", options=("--policy", "packed")).returncode == 0
+
+
+def test_kernels_and_shapes_of_one_process_take_turns_each_by_itself(built: Built, tmp_path: Path) -> None:
+    """Two kernels, two grids: four in all, each with its own clean and traced times."""
+    done = record(built, tmp_path, "shapes", "8", options=("--rounds", "3"), FAKE_DELAY_US="2000")
+    assert done.stdout == "32\n"
+    manifest = warplens.open(tmp_path / "run.wlens").manifest
+    assert [(kernel["name"], len(kernel["clean_ns"]), len(kernel["traced_ns"])) for kernel in manifest["kernels"]] == [
+        ("scale<true>", 3, 3),
+        ("shift<true>", 3, 3),
+        ("scale<true>", 3, 3),
+        ("shift<true>", 3, 3),
+    ]
+    assert [entry["grid"][0] for entry in manifest["launches"]].count(12) == 2 * 5
+
+
+def test_each_kernel_and_shape_of_a_process_is_replayed_once(built: Built, tmp_path: Path) -> None:
+    options = ("--replay", "--rounds", "3")
+    done = record(built, tmp_path, "shapes", "2", options=options, FAKE_DELAY_US="2000", CELL="1")
+    assert done.stdout.split() == [str(8 + 4 * 6), "8"]  # launches in all; what they added to the memory
+    manifest = warplens.open(tmp_path / "run.wlens").manifest
+    assert [(len(kernel["clean_ns"]), len(kernel["traced_ns"])) for kernel in manifest["kernels"]] == [(3, 3)] * 4
+    assert len(manifest["launches"]) == 8
 
 
 @pytest.mark.parametrize(("option", "sources"), [("--source", {"program.cpp": "// marked\n"}), ("--no-source", {})])

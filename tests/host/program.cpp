@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads, paced, ranges, graphs
+//   threads, paced, ranges, graphs, shapes
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -31,6 +31,7 @@ namespace {
 
 layout::Descriptor symbol = {};
 const char kTraced[] = "_Z5scaleILb1EEvPf", kClean[] = "_Z5scaleILb0EEvPf", kOther[] = "_Z5otherPf";
+const char kTraced2[] = "_Z5shiftILb1EEvPf", kClean2[] = "_Z5shiftILb0EEvPf";
 const char kByHand[] =
     "load_sumsq, warp_reduce, normalize, store\x1d"
     "program.cpp\x1d"
@@ -95,7 +96,7 @@ void run_kernel(bool traced) {
 }
 
 void launch(const char* kernel = kClean, Handle stream = nullptr) {
-  const auto run = [](const void* which) { run_kernel(which == kTraced); };
+  const auto run = [](const void* which) { run_kernel(which == kTraced || which == kTraced2); };
   Session* session = Session::current();
   if (session == nullptr) return run(kernel);
   void* cell = fake_cell;
@@ -123,6 +124,7 @@ int main(int argc, char** argv) {
   int contexts[2] = {};
   fake_set_context(&contexts[0]);
   static const Twins* twins = std::getenv("NO_PAIR") == nullptr ? new Twins(kTraced, kClean) : nullptr;
+  static const Twins others(kTraced2, kClean2);
   (void)twins;
   if (mode == "close") {
     launch();
@@ -176,6 +178,13 @@ int main(int argc, char** argv) {
       launch();
       if (i % 50 == 49) std::puts("50 more"), std::fflush(stdout);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  } else if (mode == "shapes") {  // of two kernels, in turn
+    for (int i = 0; i < launches; ++i) {
+      for (const unsigned grid : {6u, 12u}) {
+        grid_x = grid;
+        launch(kClean), launch(kClean2);
+      }
     }
 #ifdef WITH_NVTX
   } else if (mode == "ranges") {

@@ -109,7 +109,9 @@ struct Decision {
 
 // Launches that were not recorded though they were asked for, by reason.
 struct LeftOut {
-  std::uint64_t overlapped = 0, mixed = 0, crowded = 0, compiled_otherwise = 0, partial = 0, other_captured = 0;
+  std::uint64_t overlapped = 0, mixed = 0, crowded = 0, newest = 0, partial = 0, other_captured = 0;
+  std::map<std::string, std::uint64_t> other_policy;  // by the policy that their code was compiled for
+  std::string asked_policy;
   bool mixed_graphs = false;
   std::vector<std::string> not_replayed;
 
@@ -121,7 +123,13 @@ struct LeftOut {
     say(overlapped, "launches beside a recorded one on another stream");
     say(mixed, "launches that another one wrote beside");
     say(crowded, "launches that found no memory free within 2 s");
-    say(compiled_otherwise, "launches of code that was compiled for another policy, or of which the newest was asked");
+    for (const auto& own : other_policy) {
+      say(own.second, ("launches of code that was compiled for policy " + own.first + ", and --policy asks for " +
+                       asked_policy + ": compile it with -DWARPLENS_POLICY=" + asked_policy + ", or leave --policy out")
+                          .c_str());
+    }
+    say(newest,
+        "launches of code that nvcc built, which keeps the oldest records: --keep newest is for warplens.Kernel alone");
     say(partial, "replays that were under way when recording was switched on or off");
     say(other_captured,
         "captured launches of another kernel, shape or GPU than the first: one is recorded; -k and --grids choose it");

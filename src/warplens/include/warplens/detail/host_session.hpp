@@ -47,9 +47,13 @@ class Session {
       kernel.other_range = true;
       return unrecorded(launch, kernel);
     }
-    if (options_.keep != "oldest" || (options_.policy != "auto" && options_.policy != launch.unit->policy)) {
-      ++left_out_.compiled_otherwise;
-      return {};
+    if (options_.policy != "auto" && options_.policy != launch.unit->policy) {
+      ++left_out_.other_policy[launch.unit->policy];
+      return unrecorded(launch, kernel);
+    }
+    if (options_.keep != "oldest") {
+      ++left_out_.newest;
+      return unrecorded(launch, kernel);
     }
     const bool past = !on_ || matched_++ < options_.skip || ended_;
     void* made = nullptr;
@@ -172,6 +176,7 @@ class Session {
         kernels_(driver, options),
         writer_(options),
         graphs_(driver, options, kernels_, writer_, left_out_) {
+    left_out_.asked_policy = options.policy;
     if (driver_.missing != nullptr) ended_ = true;
   }
 
