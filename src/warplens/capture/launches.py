@@ -1,8 +1,8 @@
 """Launches of `warplens.Kernel` in a program of the user's, of which some are recorded.
 
 In: each launch as the program makes it, a `Request`. Out: chunks and entries, one launch after the other, to a `Keep`.
-Adds no launch and, where recording fails, makes the launch without it. Waits for a launch only when its memory is
-wanted for the next one of the same kernel and shape.
+Adds no launch and, where recording fails, makes the launch without it. Waits for a recorded launch only when its
+memory is wanted for the next one.
 """
 
 from __future__ import annotations
@@ -59,20 +59,31 @@ class _Pending:
 
 
 @dataclass
+class _Room:
+    """The memory for records of one GPU, which all kernels and shapes share: a program may have hundreds.
+
+    `busy` is held while a launch is made with it; `last`: whose launch wrote there and has not been read.
+    """
+
+    arena: Arena
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    last: _Group | None = None
+
+
+@dataclass
 class _Group:
     """Launches of one kernel and shape: the builds, and the memory that its traced build writes to."""
 
     kernel: CudaKernel
     shape: tuple[Dim3, Dim3]
     options: RecordOptions
-    arena: Arena
+    room: _Room
     traced: Build
     clean: Build | None
     entry: dict[str, Any]
     index: int
     turn: int = 0
     replayed: bool = False
-    busy: threading.Lock = field(default_factory=threading.Lock)
     pending: _Pending | None = None
     timed: list[_Pending] = field(default_factory=list)
 
@@ -94,6 +105,7 @@ class LaunchRecorder:
         self.ran: dict[str, list[int]] = {}
         self._pattern = re.compile(asked.request.kernels or "")
         self._groups: dict[tuple[Any, ...], _Group | None] = {}
+        self._rooms: dict[int, _Room] = {}
         self._calibrators: dict[int, Calibrator] = {}
         self._calibration: list[dict[str, Any]] = []
         self._site_sets: dict[str, dict[str, Any]] = {}
@@ -109,7 +121,7 @@ class LaunchRecorder:
         seen[0] += 1
         stream = stream_handle(options.stream)
         group = self._wanted(kernel, shape, options, stream)
-        if group is not None and not group.busy.acquire(blocking=False):  # to wait might be for ever
+        if group is not None and not group.room.busy.acquire(blocking=False):  # to wait might be for ever
             self._leave_out(_BESIDE)
             group = None
         if group is None:
@@ -117,7 +129,7 @@ class LaunchRecorder:
         try:
             seen[1] += self._launch_of(group, stream, given)
         finally:
-            group.busy.release()
+            group.room.busy.release()
         return None
 
     def _launch_of(self, group: _Group, stream: int, given: Arguments) -> bool:
@@ -138,6 +150,7 @@ class LaunchRecorder:
             self._replay(group, stream, given)
         self._flush_l2(kernel._device, stream)
         group.pending = _timed(group.traced, shape, options, given)
+        group.room.last = group
         self._kept += 1
         return True
 
@@ -185,26 +198,29 @@ class LaunchRecorder:
         request = self.request
         chosen = {name: getattr(request, name) for name in ("every_block", "blocks", "warps", "policy", "keep")}
         wanted = RecordOptions(**{**vars(options), **chosen, "capacity_bytes": request.capacity_bytes})
-        sm_count = driver.attribute(kernel._device, "MULTIPROCESSOR_COUNT")
-        arena = Arena(
-            request.capacity_bytes,
-            mapped=request.policy == "live",
-            newest=request.keep == "newest",
-            sm_count=sm_count,
-        )
-        traced, entry = kernel.traced_build(*shape, wanted, arena)
+        room = self._room(kernel._device, wanted, stream)
+        traced, entry = kernel.traced_build(*shape, wanted, room.arena)
         clean = kernel.plain_build() if kernel.clean else None
         for build in filter(None, (traced, clean)):
             build.function.allow_shared_bytes(options.shared_bytes)
         symbol = traced.library.symbol(layout.DESCRIPTOR_SYMBOL)
-        driver.copy_to_device(int(symbol or 0), arena.descriptor().reshape(1), stream)
-        arena.choose(stream, blocks=wanted.blocks, every_block=wanted.every_block, warp_mask=wanted.warp_mask)
+        driver.copy_to_device(int(symbol or 0), room.arena.descriptor().reshape(1), stream)
         entry |= {"audit": not_audited("recorded in a program"), "site_set": kernel.site_sets[0]["name"]}
         entry |= {"clean_ns": [], "traced_ns": []}
         if request.source:
             self._sources[kernel.filename] = kernel.source
         self._calibrate(kernel, stream)
-        return _Group(kernel, shape, wanted, arena, traced, clean, entry, len(self.entries()))
+        return _Group(kernel, shape, wanted, room, traced, clean, entry, len(self.entries()))
+
+    def _room(self, device: int, wanted: RecordOptions, stream: int) -> _Room:
+        """That of a GPU, which records what `wanted` says."""
+        if device not in self._rooms:
+            sm_count = driver.attribute(device, "MULTIPROCESSOR_COUNT")
+            mapped, newest = wanted.policy == "live", wanted.keep == "newest"
+            arena = Arena(wanted.capacity_bytes, mapped=mapped, newest=newest, sm_count=sm_count)
+            arena.choose(stream, blocks=wanted.blocks, every_block=wanted.every_block, warp_mask=wanted.warp_mask)
+            self._rooms[device] = _Room(arena)
+        return self._rooms[device]
 
     def _calibrate(self, kernel: CudaKernel, stream: int) -> None:
         device = kernel._device
@@ -218,10 +234,10 @@ class LaunchRecorder:
         self._copying = int(driver.call("cuStreamCreate", nonblocking))
 
     def _make_room(self, group: _Group, stream: int) -> bool:
-        """Read what the group's launch before left, and forget it."""
+        """Read what the launch before left in the group's memory, and forget it."""
         try:
-            self._drain(group)
-            group.arena.clear(stream)
+            self._drain(group.room)
+            group.room.arena.clear(stream)
         except DeviceError as error:
             self._leave_out(f"launches after the GPU stopped: {error}")
             return False
@@ -263,7 +279,7 @@ class LaunchRecorder:
                 saved.restore()
                 self._flush_l2(device, stream)
                 if build is group.traced:
-                    group.arena.clear_cursors(stream)
+                    group.room.arena.clear_cursors(stream)
                 pairs.append((build, _timed(build, group.shape, group.options, given)))
                 times[id(build)] += pairs[-1][1].timed
             saved.restore()
@@ -272,14 +288,15 @@ class LaunchRecorder:
             self._leave_out(f"replays of {group.kernel.name}: {error}")
         for build, pending in pairs:
             group.entry["traced_ns" if build is group.traced else "clean_ns"] += _elapsed(pending)
-        group.arena.clear(stream)
+        group.room.arena.clear(stream)
 
-    def _drain(self, group: _Group) -> None:
-        pending, group.pending = group.pending, None
-        if pending is None:
+    def _drain(self, room: _Room) -> None:
+        group, room.last = room.last, None
+        if group is None or group.pending is None:
             return
+        pending, group.pending = group.pending, None
         driver.call("cuEventSynchronize", pending.stop)
-        drained = group.arena.drain(int(self._copying or 0))
+        drained = room.arena.drain(int(self._copying or 0))
         group.entry["traced_ns"] += _elapsed(pending)
         grids = np.unique(drained.chunks[drained.chunks[:, layout.WORD_META] != 0, layout.WORD_GRID])
         launch = {
@@ -303,15 +320,21 @@ class LaunchRecorder:
 
     def finish(self) -> dict[str, Any]:
         """Read what is outstanding; the manifest, without launches, which `keep` got. Its `sources`: texts by path."""
+        for room in self._rooms.values():
+            last = room.last
+            try:
+                self._drain(room)
+                room.arena.switch_off(0)
+            except DeviceError as error:
+                if last is not None:
+                    self._leave_out(f"the last launch of {last.kernel.name}: {error}")
         for group in filter(None, self._groups.values()):
             try:
-                self._drain(group)
                 for pending in group.timed:
                     driver.call("cuEventSynchronize", pending.stop)
                     group.entry["clean_ns"] += _elapsed(pending)
-                group.arena.switch_off(0)
             except DeviceError as error:
-                self._leave_out(f"the last launch of {group.kernel.name}: {error}")
+                self._leave_out(f"the time of a launch of {group.kernel.name}: {error}")
             self._settle(group)
         try:
             for calibrator in self._calibrators.values():

@@ -5,10 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from warplens.capture import driver, launches
+from warplens.capture.arena import Drained
 from warplens.capture.launches import LaunchRecorder, asked_in_process
+from warplens.capture.options import RecordOptions
 from warplens.capture.request import Request
 
 SHAPE = ((1, 1, 1), (32, 1, 1))
@@ -42,17 +45,76 @@ def test_a_launch_beside_another_threads_is_made_without_marks_and_counted(made:
     kernel: Any = SimpleNamespace(name="k", plain_build=lambda: "plain", _device=0)
     arena: Any = SimpleNamespace(clear=lambda _: None)
     traced, options = "traced", SimpleNamespace(stream=0)
-    group = launches._Group(kernel, SHAPE, options, arena, traced, None, {}, 0)  # type: ignore[arg-type]
+    room = launches._Room(arena)
+    group = launches._Group(kernel, SHAPE, options, room, traced, None, {}, 0)  # type: ignore[arg-type]
     own = recorder_of(group)
     with own._making:  # another thread makes the first launch of some kernel
         launch(own, kernel)
     assert (made, own.left_out, own.ran) == (["plain"], BESIDE, {"k": [1, 0]})
     launch(own, kernel)
     assert (made[1:], own.ran) == (["traced"], {"k": [2, 1]})
-    with group.busy:  # another thread makes a launch of this one
+    with room.busy:  # another thread makes a launch that is recorded
         launch(own, kernel)
     assert (made[2:], own.ran) == (["plain"], {"k": [3, 1]})
     assert list(own.left_out.values()) == [2]
     group.pending = None
     launch(own, kernel)
     assert made[3:] == ["traced"]
+
+
+class Arena:
+    """Keeps how many there are, and what is asked of each."""
+
+    made = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        type(self).made += 1
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*_: Any, **__: Any) -> Any:
+            self.asked.append(name)
+            return Drained(np.zeros((0, 32), np.uint32), 0, 0) if name == "drain" else np.zeros(1, np.uint8)
+
+        return ask
+
+
+def test_all_kernels_and_shapes_share_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch reads what the one before left, whosever it was."""
+    monkeypatch.setattr(launches, "Arena", Arena)
+    monkeypatch.setattr(launches, "_launch", lambda *_: None)
+    monkeypatch.setattr(launches, "_timed", lambda *_: launches._Pending(0, 0, 0, timed=False))
+    monkeypatch.setattr(driver, "call", lambda *_, **__: 0)
+    monkeypatch.setattr(driver, "attribute", lambda *_: 132)
+    monkeypatch.setattr(driver, "copy_to_device", lambda *_: None)
+    monkeypatch.setattr(LaunchRecorder, "_calibrate", lambda *_: None)
+    build: Any = SimpleNamespace(
+        function=SimpleNamespace(allow_shared_bytes=lambda _: None), library=SimpleNamespace(symbol=lambda _: 1)
+    )
+
+    def kernel(name: str) -> Any:
+        return SimpleNamespace(
+            name=name,
+            clean=None,
+            filename=f"{name}.cu",
+            source="",
+            _device=0,
+            site_sets=[{"name": name}],
+            plain_build=lambda: build,
+            traced_build=lambda *_: (build, {"name": name}),
+        )
+
+    kept: list[tuple[str, list[int]]] = []
+    keep: Any = SimpleNamespace(add=lambda _, launch, entry, __: kept.append((entry["name"], launch["grid"])))
+    own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
+    options, first, second = RecordOptions(), kernel("first"), kernel("second")
+    given: Any = None
+    for _ in range(2):
+        for kernel_, blocks in ((first, 1), (second, 1), (first, 2)):
+            own.launch(kernel_, ((blocks, 1, 1), (32, 1, 1)), options, given)
+    entries = own.finish()["kernels"]
+    turn = [("first", [1, 1, 1]), ("second", [1, 1, 1]), ("first", [2, 1, 1])]
+    assert kept == turn * 2
+    assert [entry["name"] for entry in entries] == ["first", "second", "first"]
+    assert Arena.made == 1
+    assert own.left_out == {}
