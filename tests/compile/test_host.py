@@ -165,6 +165,13 @@ def test_a_launch_beside_a_recorded_one_is_left_out_and_counted(built: Built, tm
     assert "not recorded: 2 launches beside a recorded one on another stream" in done.stderr
 
 
+def test_so_is_one_on_the_default_stream_of_another_thread(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "per-thread", options=("--rounds", "0"), FAKE_DELAY_US="300000")
+    assert done.stdout == "3\n"
+    assert "not recorded: 1 launches beside a recorded one on another stream" in done.stderr
+    assert launches_of(tmp_path / "run.wlens") == 2
+
+
 def test_replays_of_a_captured_launch_are_chosen_and_numbered(built: Built, tmp_path: Path) -> None:
     options = ("--launch-skip", "50", "--launch-count", "3")
     done = record(built, tmp_path, "graph", "101", options=options)

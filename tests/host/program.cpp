@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads, paced, ranges, graphs, shapes
+//   threads, paced, ranges, graphs, shapes, per-thread
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -179,6 +179,10 @@ int main(int argc, char** argv) {
       if (i % 50 == 49) std::puts("50 more"), std::fflush(stdout);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
+  } else if (mode == "per-thread") {  // each thread on the default stream of its own, which all name alike
+    const auto its_own = reinterpret_cast<Handle>(std::uintptr_t{2});
+    launch(kClean, its_own), launch(kClean, its_own);
+    std::thread([&] { fake_set_context(&contexts[0]), launch(kClean, its_own); }).join();
   } else if (mode == "shapes") {  // of two kernels, in turn
     for (int i = 0; i < launches; ++i) {
       for (const unsigned grid : {6u, 12u}) {

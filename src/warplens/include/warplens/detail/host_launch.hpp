@@ -5,6 +5,8 @@
 
 #include <cxxabi.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -17,6 +19,8 @@
 namespace warplens {
 namespace detail {
 namespace host {
+
+constexpr std::uintptr_t kStreamPerThreadHandle = 2;  // CU_STREAM_PER_THREAD
 
 // A translation unit that includes host.hpp.
 struct Unit {
@@ -92,12 +96,25 @@ struct Launch {
   void** arguments;
 };
 
+// Which stream a thread means: each has its own by the name of the default stream of threads.
+struct StreamOf {
+  Handle handle = nullptr;
+  std::uint64_t thread = 0;
+  StreamOf() = default;
+  explicit StreamOf(Handle stream) : handle(stream) {
+    static std::atomic<std::uint64_t> threads{0};
+    thread_local const std::uint64_t own = ++threads;
+    if (stream == reinterpret_cast<Handle>(kStreamPerThreadHandle)) thread = own;
+  }
+  bool operator==(const StreamOf& other) const { return handle == other.handle && thread == other.thread; }
+};
+
 struct Pending {
   Device* device = nullptr;
   Group* group = nullptr;
   Slot* slot = nullptr;  // nullptr: it is timed alone
   Handle start = nullptr, stop = nullptr, done = nullptr;
-  Handle stream = nullptr;
+  StreamOf stream;
   bool clean = false, timed = false;
 };
 

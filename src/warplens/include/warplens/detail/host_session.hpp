@@ -256,8 +256,9 @@ class Session {
 
   // Two launches at once would share one descriptor: the later one is left out.
   bool overlaps(const Launch& launch, const Device& device) const {
+    const StreamOf stream(launch.stream);
     for (const Pending& pending : queue_) {
-      if (pending.device == &device && pending.slot != nullptr && pending.stream != launch.stream &&
+      if (pending.device == &device && pending.slot != nullptr && !(pending.stream == stream) &&
           driver_.cuEventQuery(pending.done) == kNotReady) {
         return true;
       }
@@ -278,7 +279,7 @@ class Session {
     pending.start = spare_.back().first;
     pending.stop = pending.done = spare_.back().second;
     spare_.pop_back();
-    pending.device = &device, pending.group = &group, pending.stream = launch.stream, pending.clean = true;
+    pending.device = &device, pending.group = &group, pending.stream = StreamOf(launch.stream), pending.clean = true;
     ++group.timed_clean;
     decision.function = other_build(launch, kernel, false);
     if (options_.cold_l2) device.flush_l2(launch.stream);
@@ -299,7 +300,7 @@ class Session {
     slot->busy = true;
     Decision decision;
     Pending& pending = decision.pending;
-    pending.device = &device, pending.group = &group, pending.slot = slot, pending.stream = launch.stream;
+    pending.device = &device, pending.group = &group, pending.slot = slot, pending.stream = StreamOf(launch.stream);
     pending.done = slot->done;
     if (!options_.replay && group.timed_traced < options_.rounds) {
       ++group.timed_traced;
@@ -393,7 +394,7 @@ class Session {
     if (has_time) group.traced_ns.push_back(ms * 1e6);
     if (contents.sites_hash != 0) group.sites_hash = contents.sites_hash;
     kernels_.count_recorded(group);
-    writer_.add_launch(number, group, contents, pending.stream, options_, false, 0);
+    writer_.add_launch(number, group, contents, pending.stream.handle, options_, false, 0);
   }
 
   void finish_device(Device& device) {
