@@ -172,6 +172,16 @@ def test_so_is_one_on_the_default_stream_of_another_thread(built: Built, tmp_pat
     assert launches_of(tmp_path / "run.wlens") == 2
 
 
+def test_a_launch_while_another_thread_makes_one_is_left_out_and_counted(built: Built, tmp_path: Path) -> None:
+    """It would come into the stream between the other's descriptor and its kernel, and take its memory."""
+    done = record(built, tmp_path, "beside", options=("--rounds", "0"))
+    assert done.stdout == "3\n"
+    assert "not recorded: 1 launches while another thread made one that is recorded" in done.stderr
+    trace = warplens.open(tmp_path / "run.wlens")
+    assert [entry["grid_id"] for entry in trace.manifest["launches"]] == [2, 3]
+    assert launches_of(tmp_path / "run.wlens") == 2
+
+
 def test_replays_of_a_captured_launch_are_chosen_and_numbered(built: Built, tmp_path: Path) -> None:
     options = ("--launch-skip", "50", "--launch-count", "3")
     done = record(built, tmp_path, "graph", "101", options=options)

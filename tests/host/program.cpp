@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads, paced, ranges, graphs, shapes, per-thread
+//   threads, paced, ranges, graphs, shapes, per-thread, beside
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <thread>
@@ -95,7 +96,7 @@ void run_kernel(bool traced) {
   }
 }
 
-void launch(const char* kernel = kClean, Handle stream = nullptr) {
+void launch(const char* kernel = kClean, Handle stream = nullptr, const std::function<void()>& meanwhile = [] {}) {
   const auto run = [](const void* which) { run_kernel(which == kTraced || which == kTraced2); };
   Session* session = Session::current();
   if (session == nullptr) return run(kernel);
@@ -104,6 +105,7 @@ void launch(const char* kernel = kClean, Handle stream = nullptr) {
   const Launch launch = {
       &unit, const_cast<char*>(kernel), kernel, {{grid_x, 1, 1}, {64, 1, 1}, {1, 1, 1}, 0}, stream, arguments};
   Decision decision = session->begin(launch);
+  meanwhile();
   if (decision.replay) session->replay(launch, decision, [&](const void* build) { return run(build), true; });
   run(decision.function != nullptr ? decision.function : kernel);
   session->end(launch, decision, true);
@@ -183,6 +185,9 @@ int main(int argc, char** argv) {
     const auto its_own = reinterpret_cast<Handle>(std::uintptr_t{2});
     launch(kClean, its_own), launch(kClean, its_own);
     std::thread([&] { fake_set_context(&contexts[0]), launch(kClean, its_own); }).join();
+  } else if (mode == "beside") {  // another thread launches while this one does
+    launch(kClean, nullptr, [&] { std::thread([&] { fake_set_context(&contexts[0]), launch(); }).join(); });
+    launch();
   } else if (mode == "shapes") {  // of two kernels, in turn
     for (int i = 0; i < launches; ++i) {
       for (const unsigned grid : {6u, 12u}) {

@@ -126,7 +126,7 @@ struct Decision {
 
 // Launches that were not recorded though they were asked for, by reason.
 struct LeftOut {
-  std::uint64_t overlapped = 0, mixed = 0, crowded = 0, newest = 0, partial = 0, other_captured = 0;
+  std::uint64_t overlapped = 0, beside = 0, mixed = 0, crowded = 0, newest = 0, partial = 0, other_captured = 0;
   std::map<std::string, std::uint64_t> other_policy;  // by the policy that their code was compiled for
   std::string asked_policy;
   bool mixed_graphs = false;
@@ -138,6 +138,7 @@ struct LeftOut {
       if (count > 0) out.push_back(std::to_string(count) + " " + why);
     };
     say(overlapped, "launches beside a recorded one on another stream");
+    say(beside, "launches while another thread made one that is recorded");
     say(mixed, "launches that another one wrote beside");
     say(crowded, "launches that found no memory free within 2 s");
     for (const auto& own : other_policy) {

@@ -71,10 +71,7 @@ class Session {
     if (past || kept_ >= options_.count) return unrecorded(launch, kernel);
     Device* device = device_of(launch, context);
     if (device == nullptr || !device->error.empty()) return unrecorded(launch, kernel);
-    if (overlaps(launch, *device)) {
-      ++left_out_.overlapped;
-      return unrecorded(launch, kernel);
-    }
+    if (is_beside(launch, *device)) return unrecorded(launch, kernel);
     Group& group = kernels_.group_of(launch, kernel);
     const bool clean = !options_.replay && group.timed_clean < options_.rounds && group.turn++ % 2 == 1;
     return clean ? timed(launch, kernel, group, *device) : recorded(lock, launch, kernel, group, *device);
@@ -85,6 +82,7 @@ class Session {
     Pending& pending = decision.pending;
     if (pending.group == nullptr) return;
     std::lock_guard<std::mutex> lock(mutex_);
+    pending.device->launching = false;
     // Had the GPU come to the start before the kernel was there, the time would be the host's.
     if (pending.start != nullptr) {
       pending.timed = driver_.cuEventQuery(pending.start) == kNotReady;
@@ -254,13 +252,15 @@ class Session {
     }
   }
 
-  // Two launches at once would share one descriptor: the later one is left out.
-  bool overlaps(const Launch& launch, const Device& device) const {
+  // Two launches at once would share one descriptor: the later one is left out, and counted. So it is where a thread is
+  // between `begin` and `end`, since what is put into the stream meanwhile would come before its kernel.
+  bool is_beside(const Launch& launch, const Device& device) {
+    if (device.launching) return ++left_out_.beside, true;
     const StreamOf stream(launch.stream);
     for (const Pending& pending : queue_) {
       if (pending.device == &device && pending.slot != nullptr && !(pending.stream == stream) &&
           driver_.cuEventQuery(pending.done) == kNotReady) {
-        return true;
+        return ++left_out_.overlapped, true;
       }
     }
     return false;
@@ -281,6 +281,7 @@ class Session {
     spare_.pop_back();
     pending.device = &device, pending.group = &group, pending.stream = StreamOf(launch.stream), pending.clean = true;
     ++group.timed_clean;
+    device.launching = true;
     decision.function = other_build(launch, kernel, false);
     if (options_.cold_l2) device.flush_l2(launch.stream);
     driver_.cuEventRecord(pending.start, launch.stream);
@@ -292,12 +293,13 @@ class Session {
     Slot* slot = device.free_slot();
     if (slot == nullptr) {
       room_.wait_for(lock, kLongestWait, [&] { return (slot = device.free_slot()) != nullptr || stopped_; });
+      if (slot != nullptr && is_beside(launch, device)) return unrecorded(launch, kernel);  // others came meanwhile
     }
     if (slot == nullptr || stopped_) {
       ++left_out_.crowded;
       return unrecorded(launch, kernel);
     }
-    slot->busy = true;
+    slot->busy = device.launching = true;
     Decision decision;
     Pending& pending = decision.pending;
     pending.device = &device, pending.group = &group, pending.slot = slot, pending.stream = StreamOf(launch.stream);
