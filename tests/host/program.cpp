@@ -115,7 +115,11 @@ void wait_a_moment() { std::this_thread::sleep_for(std::chrono::milliseconds(300
 
 }  // namespace
 
+#ifdef LIBRARY  // for loader.cpp
+extern "C" __attribute__((visibility("default"))) int library_main(int argc, char** argv) {
+#else
 int main(int argc, char** argv) {
+#endif
   const std::string mode = argc > 1 ? argv[1] : "run";
   const int launches = argc > 2 ? std::atoi(argv[2]) : 4;
   std::ifstream file(std::getenv("CHUNKS"), std::ios::binary);
