@@ -1,14 +1,15 @@
 """Launches of `warplens.Kernel` in a program of the user's, of which some are recorded.
 
 In: each launch as the program makes it, a `Request`. Out: chunks and entries, one launch after the other, to a `Keep`.
-Adds no launch and, where recording fails, makes the launch without it. Waits for a recorded launch only when its
-memory is wanted for the next one.
+Adds no launch and, where recording fails, makes the launch without it. A thread reads what a launch wrote; the
+program waits for that only where the memory is wanted for the next one.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
+import queue
 import re
 import sys
 import threading
@@ -62,12 +63,18 @@ class _Pending:
 class _Room:
     """The memory for records of one GPU, which all kernels and shapes share: a program may have hundreds.
 
-    `busy` is held while a launch is made with it; `last`: whose launch wrote there and has not been read.
+    `busy` is held while a launch is made with it; `last`: whose launch wrote there and has not been read; `read` is set
+    where there is none, or it could not be: `error`.
     """
 
     arena: Arena
     busy: threading.Lock = field(default_factory=threading.Lock)
     last: _Group | None = None
+    read: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.read.set()
 
 
 @dataclass
@@ -112,6 +119,8 @@ class LaunchRecorder:
         self._facts: dict[str, Any] | None = None
         self._step_ns: int | None = None
         self._copying: int | None = None
+        self._to_read: queue.SimpleQueue[tuple[_Room, Any] | None] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
         self._matched = self._kept = 0
         self._making = threading.Lock()
 
@@ -152,7 +161,28 @@ class LaunchRecorder:
         group.pending = _timed(group.traced, shape, options, given)
         group.room.last = group
         self._kept += 1
+        self._have_read(group.room)
         return True
+
+    def _have_read(self, room: _Room) -> None:
+        """By a thread, as soon as the launch has ended: to copy and to write takes longer than the launch may."""
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read, name="warplens", daemon=True)
+            self._reader.start()
+        room.read.clear()
+        self._to_read.put((room, driver.call("cuCtxGetCurrent")))
+
+    def _read(self) -> None:
+        """The thread, until it gets None."""
+        while (asked := self._to_read.get()) is not None:
+            room, context = asked
+            try:
+                driver.call("cuCtxSetCurrent", context)
+                self._drain(room)
+            except Exception as error:  # the program's threads go on
+                room.error = error
+            finally:
+                room.read.set()
 
     def _wanted(
         self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, stream: int
@@ -234,12 +264,12 @@ class LaunchRecorder:
         self._copying = int(driver.call("cuStreamCreate", nonblocking))
 
     def _make_room(self, group: _Group, stream: int) -> bool:
-        """Read what the launch before left in the group's memory, and forget it."""
+        """Wait until what the launch before left in the group's memory has been read, and forget it."""
         try:
-            self._drain(group.room)
+            self._settled(group.room)
             group.room.arena.clear(stream)
         except DeviceError as error:
-            self._leave_out(f"launches after the GPU stopped: {error}")
+            self._leave_out(f"launches whose memory for records could not be made ready: {error}")
             return False
         return True
 
@@ -290,12 +320,20 @@ class LaunchRecorder:
             group.entry["traced_ns" if build is group.traced else "clean_ns"] += _elapsed(pending)
         group.room.arena.clear(stream)
 
+    @staticmethod
+    def _settled(room: _Room) -> None:
+        """Returns when nothing is to be read any more. Raises what stopped the reading."""
+        room.read.wait()
+        error, room.error = room.error, None
+        if error is not None:
+            raise error if isinstance(error, DeviceError) else DeviceError(f"{type(error).__name__}: {error}")
+
     def _drain(self, room: _Room) -> None:
         group, room.last = room.last, None
         if group is None or group.pending is None:
             return
         pending, group.pending = group.pending, None
-        driver.call("cuEventSynchronize", pending.stop)
+        _wait_for(pending.stop)
         drained = room.arena.drain(int(self._copying or 0))
         group.entry["traced_ns"] += _elapsed(pending)
         grids = np.unique(drained.chunks[drained.chunks[:, layout.WORD_META] != 0, layout.WORD_GRID])
@@ -321,13 +359,15 @@ class LaunchRecorder:
     def finish(self) -> dict[str, Any]:
         """Read what is outstanding; the manifest, without launches, which `keep` got. Its `sources`: texts by path."""
         for room in self._rooms.values():
-            last = room.last
             try:
-                self._drain(room)
+                self._settled(room)
                 room.arena.switch_off(0)
             except DeviceError as error:
-                if last is not None:
-                    self._leave_out(f"the last launch of {last.kernel.name}: {error}")
+                self._leave_out(f"the last launch: {error}")
+        if self._reader is not None:
+            self._to_read.put(None)
+            self._reader.join()
+            self._reader = None
         for group in filter(None, self._groups.values()):
             try:
                 for pending in group.timed:
@@ -419,6 +459,15 @@ def _timed(build: Build, shape: tuple[Dim3, Dim3], options: RecordOptions, given
     (status,) = driver.bindings().cuEventQuery(start)
     driver.call("cuEventRecord", stop, stream)
     return _Pending(start, stop, stream, status == driver.bindings().CUresult.CUDA_ERROR_NOT_READY)
+
+
+def _wait_for(event: Any) -> None:
+    """Asks again and again: to wait for the event would keep a processor busy, or the driver locked."""
+    native, pause_s = driver.bindings(), 20e-6
+    while native.cuEventQuery(event)[0] == native.CUresult.CUDA_ERROR_NOT_READY:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1e-3)
+    driver.call("cuEventSynchronize", event)
 
 
 def _elapsed(pending: _Pending) -> list[float]:
