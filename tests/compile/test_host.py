@@ -27,6 +27,7 @@ pytestmark = pytest.mark.compile
 def test_a_recorded_program_leaves_a_whole_file_with_what_its_kernels_wrote(built: Built, tmp_path: Path) -> None:
     done = record(built, tmp_path, "run", "12", options=("--launch-count", "5", "--rounds", "0", "--note", "n=1"))
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "12")
+    assert "waited for" not in done.stderr
     trace = warplens.open(tmp_path / "run.wlens")
     assert trace.launches.height == 5
     assert trace.note == "n=1"

@@ -106,6 +106,17 @@ def test_a_program_that_goes_to_another_folder_has_its_file_where_it_said(
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["other", "run.wlens"]
 
 
+def test_a_block_that_is_paused_is_on_from_start_to_stop(tmp_path: Path) -> None:
+    with warplens.record(tmp_path / "run.wlens", paused=True) as rec:
+        own = rec._recorder
+        assert own is not None
+        seen = [own.on]
+        rec.start()
+        seen.append(own.on)
+        rec.stop()
+        assert [*seen, own.on] == [False, True, False]
+
+
 @pytest.mark.parametrize(
     "options",
     [
