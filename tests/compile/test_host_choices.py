@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.compile
 
 
 def test_clean_and_traced_launches_take_turns_and_no_launch_is_added(built: Built, tmp_path: Path) -> None:
-    done = record(built, tmp_path, "run", "9", options=("--rounds", "3", "--cold-l2"), FAKE_DELAY_US="2000")
+    done = record(built, tmp_path, "run", "9", options=("--rounds", "3"), FAKE_DELAY_US="2000")
     assert done.stdout.splitlines()[0] == "9"
     assert "waited for" not in done.stderr
     (kernel,) = warplens.open(tmp_path / "run.wlens").manifest["kernels"]
@@ -277,11 +278,22 @@ def test_of_graphs_with_several_shapes_the_first_is_recorded_and_the_others_run_
 ) -> None:
     done = record(built, tmp_path, "graphs", "101", options=("--launch-skip", "50", "--launch-count", "3"))
     assert done.stdout == "202\n"
-    assert "not recorded: 1 captured launches of another kernel, shape or GPU" in done.stderr
+    assert "not recorded: 1 captured launches of another kernel or shape than the first of their file" in done.stderr
     trace = warplens.open(tmp_path / "run.wlens")
     assert [entry["replay"] for entry in trace.manifest["launches"]] == [50, 51, 52]
     assert trace.launches["grid_x"].to_list() == [6, 6, 6]
     assert launches_of(tmp_path / "run.wlens") == 3
+
+
+def test_captured_launches_of_each_file_and_gpu_are_recorded(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "files", "101", options=("--launch-skip", "50", "--launch-count", "3"))
+    assert done.stdout == "303\n"
+    assert "not recorded" not in done.stderr
+    trace = warplens.open(tmp_path / "run.wlens")
+    names = [trace.manifest["kernels"][entry["kernel"]]["name"] for entry in trace.manifest["launches"]]
+    assert Counter(names) == {"scale<true>": 6, "shift<true>": 3}
+    assert Counter(entry["replay"] for entry in trace.manifest["launches"]) == {50: 3, 51: 3, 52: 3}
+    assert launches_of(tmp_path / "run.wlens") == 9
 
 
 def test_of_graphs_with_several_shapes_nothing_is_recorded_where_all_builds_have_marks(

@@ -96,7 +96,7 @@ def test_of_several_captured_shapes_one_is_recorded_as_chosen(
     is_whole(trace)
     assert trace.launches["replay"].to_list() == [5, 6, 7]
     assert trace.launches["grid_x"].to_list() == [blocks] * 3
-    assert said.count("captured launches of another kernel, shape or GPU") == others
+    assert said.count("captured launches of another kernel or shape than the first") == others
 
 
 def test_default_streams_of_threads_are_recorded_and_told_apart(of_threads: Path, tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ struct Decision {
 
 // Launches that were not recorded though they were asked for, by reason.
 struct LeftOut {
-  std::uint64_t overlapped = 0, beside = 0, mixed = 0, crowded = 0, newest = 0, partial = 0, other_captured = 0;
+  std::uint64_t overlapped = 0, beside = 0, mixed = 0, crowded = 0, newest = 0, partial = 0, other_captured = 0,
+                without_slot = 0;
   std::map<std::string, std::uint64_t> other_policy;  // by the policy that their code was compiled for
   std::string asked_policy;
   bool mixed_graphs = false;
@@ -150,7 +151,9 @@ struct LeftOut {
         "launches of code that nvcc built, which keeps the oldest records: --keep newest is for warplens.Kernel alone");
     say(partial, "replays that were under way when recording was switched on or off");
     say(other_captured,
-        "captured launches of another kernel, shape or GPU than the first: one is recorded; -k and --grids choose it");
+        "captured launches of another kernel or shape than the first of their file: one is recorded; -k and --grids "
+        "choose it");
+    say(without_slot, "captured launches of more files than three on a GPU, or while no memory was free");
     for (const std::string& why : not_replayed) out.push_back("replays of " + why);
     if (mixed_graphs)
       out.push_back(

@@ -173,7 +173,7 @@ class Session {
         on_(!options.paused),
         kernels_(driver, options),
         writer_(options),
-        graphs_(driver, options, kernels_, writer_, left_out_) {
+        graphs_({driver, options, kernels_, writer_, left_out_}) {
     left_out_.asked_policy = options.policy;
     if (driver_.missing != nullptr) ended_ = true;
   }
@@ -333,7 +333,7 @@ class Session {
       watch_switch();
       if (queue_.empty()) {
         draining_ = true;
-        graphs_.drain(lock, false);
+        graphs_.drain(lock, nullptr);
         draining_ = false;
         continue;
       }
@@ -401,10 +401,10 @@ class Session {
 
   void finish_device(Device& device) {
     if (!device.error.empty() || driver_.cuCtxSetCurrent(device.context) != kSuccess) return;
-    if (graphs_.is_open() && graphs_.is_of(device)) {
+    if (graphs_.has_open(device)) {
       driver_.cuCtxSynchronize();
       std::unique_lock<std::mutex> lock(mutex_);
-      graphs_.drain(lock, true);
+      graphs_.drain(lock, &device);
     }
     if (device.calibrators.first == nullptr || writer_.launches() == 0) return;
     if (device.calibrate(device.calibrators.first, device.stream)) {
