@@ -258,7 +258,7 @@ class LaunchRecorder:
             return
         self._facts = self._facts or machine.device_facts(device)
         self._calibrators[device] = calibrator = Calibrator(device, kernel.arch)
-        self._calibration.append(calibrator.read(calibrator.begin(stream), "before", stream))
+        self._calibration.append({**calibrator.read(calibrator.begin(stream), "before", stream), "device": device})
         self._step_ns = calibrator.step_ns(stream)
         nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
         self._copying = int(driver.call("cuStreamCreate", nonblocking))
@@ -344,6 +344,7 @@ class LaunchRecorder:
             "cluster": list(group.options.cluster or (1, 1, 1)),
             "shared_bytes": group.options.shared_bytes,
             "stream": pending.stream,
+            "device": group.kernel._device,
             "rank": rank_of(dict(os.environ)) or 0,
             "replay": 0,
             "grid_id": int(grids[0]) if len(grids) == 1 else None,
@@ -377,8 +378,8 @@ class LaunchRecorder:
                 self._leave_out(f"the time of a launch of {group.kernel.name}: {error}")
             self._settle(group)
         try:
-            for calibrator in self._calibrators.values():
-                self._calibration.append(calibrator.read(calibrator.begin(0), "after", 0))
+            for device, calibrator in self._calibrators.items():
+                self._calibration.append({**calibrator.read(calibrator.begin(0), "after", 0), "device": device})
         except DeviceError as error:
             self._leave_out(f"the calibration at the end: {error}")
         return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}

@@ -104,7 +104,7 @@ class Graph {
   void take(std::uint64_t ended, std::mutex& mutex) {
     taken_ = true;
     if (device_->calibrated) {
-      of_.writer.calibration("before", device_->calibration());
+      of_.writer.calibration("before", *device_, device_->calibration());
       device_->calibrated = false;
     }
     Contents contents;
@@ -143,7 +143,7 @@ class Graph {
     if (!of_.writer.add_records(words.data(), words.size() * 4)) return false;
     const std::lock_guard<std::mutex> lock(mutex);
     of_.kernels.count_recorded(*group_);
-    of_.writer.add_launch(number, *group_, own, nullptr, of_.options, true, replay);
+    of_.writer.add_launch(number, *device_, *group_, own, nullptr, of_.options, true, replay);
     return true;
   }
 

@@ -372,7 +372,7 @@ class Session {
       return;
     }
     if (pending.device->calibrated) {
-      writer_.calibration("before", pending.device->calibration());
+      writer_.calibration("before", *pending.device, pending.device->calibration());
       pending.device->calibrated = false;
     }
     Contents contents;
@@ -396,7 +396,7 @@ class Session {
     if (has_time) group.traced_ns.push_back(ms * 1e6);
     if (contents.sites_hash != 0) group.sites_hash = contents.sites_hash;
     kernels_.count_recorded(group);
-    writer_.add_launch(number, group, contents, pending.stream.handle, options_, false, 0);
+    writer_.add_launch(number, *pending.device, group, contents, pending.stream.handle, options_, false, 0);
   }
 
   void finish_device(Device& device) {
@@ -408,7 +408,7 @@ class Session {
     }
     if (device.calibrators.first == nullptr || writer_.launches() == 0) return;
     if (device.calibrate(device.calibrators.first, device.stream)) {
-      writer_.calibration("after", device.calibration());
+      writer_.calibration("after", device, device.calibration());
       writer_.set_step(device.step_ns(device.calibrators.second));
     }
   }
