@@ -121,6 +121,29 @@ int main(int argc, char** argv) {
     for (int i = 0; i < launches; ++i) {
       for (cudaGraphExec_t graph : ready) check(cudaGraphLaunch(graph, stream));
     }
+  } else if (mode == "devices") {  // a graph on each of two GPUs
+    cudaGraphExec_t ready[2];
+    cudaStream_t streams[2];
+    unsigned* memory[2];
+    for (int i = 0; i < 2; ++i) {
+      cudaGraph_t graph;
+      check(cudaSetDevice(i));
+      memory[i] = make();
+      check(cudaStreamCreate(&streams[i]));
+      check(cudaStreamBeginCapture(streams[i], cudaStreamCaptureModeGlobal));
+      add_one<false><<<kBlocks, kThreads, 0, streams[i]>>>(memory[i]);
+      check(cudaStreamEndCapture(streams[i], &graph));
+      check(cudaGraphInstantiate(&ready[i], graph, 0));
+    }
+    for (int i = 0; i < 2 * launches; ++i) {
+      check(cudaSetDevice(i % 2));
+      check(cudaGraphLaunch(ready[i % 2], streams[i % 2]));
+    }
+    for (int i = 0; i < 2; ++i) {
+      check(cudaSetDevice(i));
+      std::printf("%u\n", sum(memory[i]));
+    }
+    check(cudaSetDevice(0));
   } else if (mode == "threads") {  // each on the default stream, which is its own where compiled so
     std::vector<std::thread> threads;
     unsigned sums[4];

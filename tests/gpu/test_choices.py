@@ -1,7 +1,7 @@
 """What `warplens record` chooses among many launches, on a real GPU: kernels, shapes, graphs, ranges, threads, windows.
 
 Needs an NVIDIA GPU of compute capability 8.0 or newer and nvcc 13: pytest -m gpu. Those of NVTX need torch and g++,
-that of CUTLASS its headers, that of memory on another GPU two GPUs.
+that of CUTLASS its headers, two of them two GPUs.
 """
 
 from __future__ import annotations
@@ -148,10 +148,23 @@ def test_a_policy_that_code_was_not_compiled_for_is_told(
     assert says in done.stderr
 
 
-def test_a_launch_with_memory_of_another_gpu_is_recorded_and_never_replayed(program: Path, tmp_path: Path) -> None:
+def on_two_gpus() -> None:
     driver.ensure_context()
     if driver.call("cuDeviceGetCount") < 2:
         pytest.skip("one GPU: run it where there are two")
+
+
+def test_a_graph_on_each_of_two_gpus_is_recorded_and_timed_by_its_own_clocks(program: Path, tmp_path: Path) -> None:
+    on_two_gpus()
+    options = ("--launch-skip", "5", "--launch-count", "3")
+    trace, _ = recorded([str(program), "devices", "20"], tmp_path, *options)
+    is_whole(trace)
+    assert Counter(entry["device"] for entry in trace.manifest["launches"]) == {0: 3, 1: 3}
+    assert "clock_disagrees" not in trace.problems["kind"].to_list()
+
+
+def test_a_launch_with_memory_of_another_gpu_is_recorded_and_never_replayed(program: Path, tmp_path: Path) -> None:
+    on_two_gpus()
     trace, said = recorded([str(program), "peer", "6"], tmp_path, "--replay")
     assert trace.launches.height == 6
     assert "replays of add_other<true>: an argument points to memory of another GPU" in said
