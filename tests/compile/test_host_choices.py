@@ -285,6 +285,12 @@ def test_of_graphs_with_several_shapes_the_first_is_recorded_and_the_others_run_
     assert launches_of(tmp_path / "run.wlens") == 3
 
 
+def test_a_captured_launch_that_is_never_seen_to_run_is_told(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "graph", "1", NO_PAIR="1")  # its one build has no marks that count
+    assert (done.returncode, done.stdout) == (5, "1\n")
+    assert "not recorded: captured launches of scale<false>: none was seen to run; the graph was not" in done.stderr
+
+
 def test_captured_launches_of_each_file_and_gpu_are_recorded(built: Built, tmp_path: Path) -> None:
     done = record(built, tmp_path, "files", "101", options=("--launch-skip", "50", "--launch-count", "3"))
     assert done.stdout == "303\n"

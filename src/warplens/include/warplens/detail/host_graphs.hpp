@@ -81,6 +81,7 @@ class Graph {
     const std::uint64_t ended = device_->blocks_ended(*slot_) / blocks();
     if (at_end || ended >= window_end_) take(ended, *lock.mutex());
     lock.lock();
+    if (at_end && ended == 0) of_.left_out.not_counted.push_back(group_->kernel->name);
   }
 
  private:

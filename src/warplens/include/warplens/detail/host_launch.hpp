@@ -131,7 +131,7 @@ struct LeftOut {
   std::map<std::string, std::uint64_t> other_policy;  // by the policy that their code was compiled for
   std::string asked_policy;
   bool mixed_graphs = false;
-  std::vector<std::string> not_replayed;
+  std::vector<std::string> not_replayed, not_counted;  // of --replay; of graphs
 
   std::vector<std::string> texts() const {
     std::vector<std::string> out;
@@ -155,6 +155,11 @@ struct LeftOut {
         "choose it");
     say(without_slot, "captured launches of more files than three on a GPU, or while no memory was free");
     for (const std::string& why : not_replayed) out.push_back("replays of " + why);
+    for (const std::string& name : not_counted) {
+      out.push_back("captured launches of " + name +
+                    ": none was seen to run; the graph was not replayed, or `warplens nvcc` put the marks in, which "
+                    "count no replays");
+    }
     if (mixed_graphs)
       out.push_back(
           "replays of graphs: kernels or shapes differ, and without WARPLENS_PAIR their marks cannot be told apart");
