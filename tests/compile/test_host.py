@@ -120,6 +120,13 @@ def test_a_kernel_that_hangs_does_not_hold_up_the_programs_end(built: Built, tmp
     assert time.monotonic() - begin < 15
 
 
+def test_another_kernel_that_hangs_does_not_hold_it_up_either(built: Built, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    done = record(built, tmp_path, "graph", "3", FAKE_BUSY="1")
+    assert done.stdout == "3\n"
+    assert time.monotonic() - begin < 15
+
+
 def test_a_program_beyond_its_time_is_stopped_and_its_launches_kept(built: Built, tmp_path: Path) -> None:
     shell = f"{built.program} _exit 3; exec sleep 30"
     command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--rounds", "0", "--timeout", "2"]

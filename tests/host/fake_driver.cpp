@@ -1,14 +1,15 @@
 // A libcuda.so.1 without a GPU: device memory is host memory, and streams do at once what they are asked for.
 // FAKE_NO_MEMORY: allocations fail. FAKE_DELAY_US: an event has passed only so long after it was recorded.
-// FAKE_HANG: no event passes. It tells where the device, or the default stream, is waited for. FAKE_PEER: `fake_cell`
-// is another device's. It is NVML too: host_nvml.hpp. Only what detail/host_driver.hpp asks for, of the form that
-// cuda.h gives it.
+// FAKE_HANG: no event passes. FAKE_BUSY: the device never comes to an end. It tells where the device, or the default
+// stream, is waited for. FAKE_PEER: `fake_cell` is another device's. It is NVML too: host_nvml.hpp. Only what
+// detail/host_driver.hpp asks for, of the form that cuda.h gives it.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 
 namespace {
 using Clock = std::chrono::steady_clock;
@@ -31,7 +32,11 @@ void fake_set_context(void* value) { context = value; }
 int cuCtxGetCurrent(void** out) { return *out = context, 0; }
 int cuCtxSetCurrent(void* value) { return context = value, 0; }
 int cuCtxGetDevice(int* out) { return *out = 0, 0; }
-int cuCtxSynchronize() { return std::fputs("waited for the device\n", stderr), 0; }
+int cuCtxSynchronize() {
+  std::fputs("waited for the device\n", stderr);
+  if (setting("FAKE_BUSY") != nullptr) std::this_thread::sleep_for(std::chrono::hours(1));
+  return 0;
+}
 int cuDeviceGetName(char* out, int size, int) {
   return std::snprintf(out, static_cast<std::size_t>(size), "Fake GPU"), 0;
 }

@@ -11,6 +11,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -140,8 +142,15 @@ class Session {
       return;
     }
     if (drainer_.joinable()) drainer_.join();
-    for (auto& entry : devices_) finish_device(*entry.second);
-    writer_.finish(driver_, summary());
+    // Another kernel of the program's may not end, for which these calls would wait: then the file stays a part.
+    const auto finished = std::make_shared<std::promise<void>>();
+    std::thread([this, finished] {
+      for (auto& entry : devices_) finish_device(*entry.second);
+      finished->set_value();
+    }).detach();
+    if (finished->get_future().wait_for(kLongestWait) == std::future_status::ready) {
+      writer_.finish(driver_, summary());
+    }
   }
 
  private:
