@@ -357,14 +357,26 @@ class LaunchRecorder:
         }
         self.keep.add(self.manifest(), launch, group.entry, drained)
 
-    def finish(self) -> dict[str, Any]:
-        """Read what is outstanding; the manifest, without launches, which `keep` got. Its `sources`: texts by path."""
+    def finish(self, wait_s: float | None = None) -> dict[str, Any]:
+        """Read what is outstanding; the manifest, without launches, which `keep` got. Its `sources`: texts by path.
+
+        `wait_s`: for launches that have not ended; where one has not by then nothing is asked of the GPU any more.
+        """
+        if all(room.read.wait(wait_s) for room in self._rooms.values()):
+            self._finish()
+        else:
+            self._leave_out(f"launch that had not ended {wait_s:g} s after the program")
+        for group in filter(None, self._groups.values()):
+            self._settle(group)
+        return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}
+
+    def _finish(self) -> None:
         for room in self._rooms.values():
             try:
                 self._settled(room)
                 room.arena.switch_off(0)
             except DeviceError as error:
-                self._leave_out(f"the last launch: {error}")
+                self._leave_out(f"launch, the last one: {error}")
         if self._reader is not None:
             self._to_read.put(None)
             self._reader.join()
@@ -375,14 +387,12 @@ class LaunchRecorder:
                     driver.call("cuEventSynchronize", pending.stop)
                     group.entry["clean_ns"] += _elapsed(pending)
             except DeviceError as error:
-                self._leave_out(f"the time of a launch of {group.kernel.name}: {error}")
-            self._settle(group)
+                self._leave_out(f"times of launches of {group.kernel.name}: {error}")
         try:
             for device, calibrator in self._calibrators.items():
                 self._calibration.append({**calibrator.read(calibrator.begin(0), "after", 0), "device": device})
         except DeviceError as error:
-            self._leave_out(f"the calibration at the end: {error}")
-        return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}
+            self._leave_out(f"calibration at the end: {error}")
 
     def _settle(self, group: _Group) -> None:
         entry = group.entry

@@ -79,7 +79,7 @@ def _asked_by_variable() -> LaunchRecorder | None:
 
 def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> None:
     try:
-        whole = keep.part.finish(recorder.finish())
+        whole = keep.part.finish(recorder.finish(_LONGEST_WAIT_S))
         if whole is not None and whole.parent != Path(asked.folder):
             tell(f"{asked.folder} is gone: the recording of this process ({recorder.pid}) is kept as {whole}")
             return
@@ -89,6 +89,8 @@ def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> Non
         tell(f"the recording of this process ({recorder.pid}) is cut off: {error}")
 
 
+_LONGEST_WAIT_S = 2.0
+"""At the end of a process, for its last launch: a kernel that hangs must not hold it up."""
 _NOTE_NUMBER = 9999
 """Beside the notes of host.hpp in the same process, which count from 0."""
 _BLOCKS_NUMBER = 9997

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,3 +155,17 @@ def test_what_cannot_be_read_is_told_and_the_next_launch_is_recorded(error: Exce
     own.finish()
     assert kept == [0, 1, 2]  # the third found out, and ran without
     assert own.left_out == {f"launches whose memory for records could not be made ready: {says}": 1}
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_a_launch_that_hangs_does_not_hold_up_the_programs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    forever = threading.Event()
+    monkeypatch.setattr(launches, "_wait_for", lambda _: forever.wait(20))
+    keep: Any = SimpleNamespace(add=lambda *_: None)
+    own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
+    own.launch(kernel_of("k"), SHAPE, RecordOptions(), GIVEN)
+    try:
+        assert own.finish(0.1)["kernels"][0]["name"] == "k"
+        assert own.left_out == {"launch that had not ended 0.1 s after the program": 1}
+    finally:
+        forever.set()
