@@ -166,6 +166,16 @@ def test_code_that_was_compiled_otherwise_is_left_out_and_told(
     assert record(built, tmp_path, "run", "4", options=("--policy", "packed")).returncode == 0
 
 
+def test_marks_of_warplens_nvcc_are_of_policy_stream_whatever_the_code_was_compiled_for(
+    built: Built, tmp_path: Path
+) -> None:
+    done = record(built, tmp_path, "run", "4", options=("--policy", "packed", "--rounds", "0"), AUTOMATIC="1")
+    assert (done.returncode, done.stdout) == (5, "4\n")
+    assert "4 launches of code that was compiled for policy stream, and --policy asks for packed" in done.stderr
+    record(built, tmp_path, "run", "4", options=("--policy", "stream", "--rounds", "0"), AUTOMATIC="1")
+    assert launches_of(tmp_path / "run.wlens") == 4
+
+
 def test_kernels_and_shapes_of_one_process_take_turns_each_by_itself(built: Built, tmp_path: Path) -> None:
     """Two kernels, two grids: four in all, each with its own clean and traced times."""
     done = record(built, tmp_path, "shapes", "8", options=("--rounds", "3"), FAKE_DELAY_US="2000")

@@ -143,9 +143,11 @@ struct LeftOut {
     say(mixed, "launches that another one wrote beside");
     say(crowded, "launches that found no memory free within 2 s");
     for (const auto& own : other_policy) {
-      say(own.second, ("launches of code that was compiled for policy " + own.first + ", and --policy asks for " +
-                       asked_policy + ": compile it with -DWARPLENS_POLICY=" + asked_policy + ", or leave --policy out")
-                          .c_str());
+      say(own.second,
+          ("launches of code that was compiled for policy " + own.first + ", and --policy asks for " + asked_policy +
+           ": compile it with -DWARPLENS_POLICY=" + asked_policy +
+           (own.first == "stream" ? ", unless `warplens nvcc` put its marks in," : ",") + " or leave --policy out")
+              .c_str());
     }
     say(newest,
         "launches of code that nvcc built, which keeps the oldest records: --keep newest is for warplens.Kernel alone");
@@ -248,6 +250,14 @@ inline bool is_automatic(const char* text) {
   for (const char* at = text; *at != '\0' && *at != '\x1d' && (at == text || *at != '\x1e'); ++at)
     fields += *at == '\x1f';
   return *text == '\x1e' && fields == 5;
+}
+
+// Whether there are marks of `warplens nvcc` in this process.
+inline bool has_automatic_marks() {
+  for (const SiteSet* set : site_sets()) {
+    if (is_automatic(set->text)) return true;
+  }
+  return false;
 }
 
 // What wrote the records of a set's kernels: automatic marks always do as the policy `stream`.

@@ -49,7 +49,7 @@ class Session {
       kernel.other_range = true;
       return unrecorded(launch, kernel);
     }
-    if (options_.policy != "auto" && options_.policy != launch.unit->policy) {
+    if (!options_.is_policy(launch.unit->policy) && !(options_.policy == "stream" && has_automatic_marks())) {
       ++left_out_.other_policy[launch.unit->policy];
       return unrecorded(launch, kernel);
     }
@@ -395,6 +395,13 @@ class Session {
     if (well && contents.chunks == 0 && contents.lost_chunks == 0) {
       if (options_.blocks.empty()) kernels_.silence(group);
       --kept_;
+      return;
+    }
+    const std::string policy = policy_of(contents.sites_hash, group.unit->policy);
+    if (well && !options_.is_policy(policy)) {
+      ++left_out_.other_policy[policy];
+      --kept_;
+      writer_.drop_records();
       return;
     }
     if (!well || contents.grids.size() > 1) {
