@@ -76,6 +76,11 @@ def measure(folder: Path) -> dict[str, Any]:
     for count in ("100", "1000"):
         options = ("--launch-count", count, "--rounds", "0")
         add(f"1000 launches of 10^5 events, {count} recorded", recorded([with_header, *large], *options))
+    of_kernel = [sys.executable, str(HERE / "launches.py"), "400", "10000", "3000"]
+    for _ in range(3):
+        add("warplens.Kernel", of_kernel)
+        add("warplens.Kernel, does not match", recorded(of_kernel, "-k", "^nothing$"))
+        add("warplens.Kernel, recorded", recorded(of_kernel, "--launch-count", "400", "--rounds", "0"))
     out["file_bytes"] = (folder / "cost.wlens").stat().st_size if (folder / "cost.wlens").exists() else None
     return out
 
@@ -98,6 +103,12 @@ def reached(found: dict[str, Any]) -> dict[str, float]:
         "unrecorded_launch_us": middle(nothing, "p50_us") - middle(header, "p50_us"),
         "header_alone_us": middle(header, "p50_us") - middle("bare", "p50_us"),
         **of_a_launch,
+        "unrecorded_launch_us, warplens.Kernel": (
+            middle("warplens.Kernel, does not match", "p50_us") - middle("warplens.Kernel", "p50_us")
+        ),
+        "recorded_launch_us, warplens.Kernel": (
+            middle("warplens.Kernel, recorded", "p50_us") - middle("warplens.Kernel", "p50_us")
+        ),
         "resident_bytes_100_recorded": few["resident_bytes"],
         "resident_bytes_1000_recorded": many["resident_bytes"],
     }

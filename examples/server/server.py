@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import multiprocessing
+import queue
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,24 @@ def work(number: int, requests: Any, answers: Any) -> None:
     answers.put((number, digest.hexdigest()[:16]))
 
 
+def collect(workers: list[Any], answers: Any) -> dict[int, str]:
+    """What each worker answered. Where one ends without an answer, all are ended at once, and so is the server."""
+    found: dict[int, str] = {}
+    while len(found) < len(workers):
+        ended = [number for number, worker in enumerate(workers) if not worker.is_alive()]  # asked before its answer
+        try:
+            number, digest = answers.get(timeout=0.5)
+            found[number] = digest
+        except queue.Empty:
+            lost = [number for number in ended if number not in found]
+            if lost:
+                for worker in workers:
+                    worker.terminate()
+                code = workers[lost[0]].exitcode
+                raise SystemExit(f"worker {lost[0]} ended with exit code {code} and without an answer") from None
+    return found
+
+
 def main() -> None:
     """Start the workers, hand out requests, print what came back."""
     parser = argparse.ArgumentParser()
@@ -70,7 +89,7 @@ def main() -> None:
             own.put(seed)
     for own in queues:
         own.put(None)
-    for number, digest in sorted(answers.get(timeout=600) for _ in workers):
+    for number, digest in sorted(collect(workers, answers).items()):
         print(f"worker {number}: {digest}", flush=True)
     for worker in workers:
         worker.join()

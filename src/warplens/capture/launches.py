@@ -1,15 +1,17 @@
 """Launches of `warplens.Kernel` in a program of the user's, of which some are recorded.
 
 In: each launch as the program makes it, a `Request`. Out: chunks and entries, one launch after the other, to a `Keep`.
-Adds no launch and, where recording fails, makes the launch without it. Waits for a launch only when its memory is
-wanted for the next one of the same kernel and shape.
+Adds no launch and, where recording fails, makes the launch without it. A thread reads what a launch wrote; the
+program waits for that only where the memory is wanted for the next one.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
+import queue
 import re
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -58,20 +60,37 @@ class _Pending:
 
 
 @dataclass
+class _Room:
+    """The memory for records of one GPU, which all kernels and shapes share: a program may have hundreds.
+
+    `busy` is held while a launch is made with it; `last`: whose launch wrote there and has not been read; `read` is set
+    where there is none, or it could not be: `error`.
+    """
+
+    arena: Arena
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    last: _Group | None = None
+    read: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.read.set()
+
+
+@dataclass
 class _Group:
     """Launches of one kernel and shape: the builds, and the memory that its traced build writes to."""
 
     kernel: CudaKernel
     shape: tuple[Dim3, Dim3]
     options: RecordOptions
-    arena: Arena
+    room: _Room
     traced: Build
     clean: Build | None
     entry: dict[str, Any]
     index: int
     turn: int = 0
     replayed: bool = False
-    busy: threading.Lock = field(default_factory=threading.Lock)
     pending: _Pending | None = None
     timed: list[_Pending] = field(default_factory=list)
 
@@ -93,12 +112,15 @@ class LaunchRecorder:
         self.ran: dict[str, list[int]] = {}
         self._pattern = re.compile(asked.request.kernels or "")
         self._groups: dict[tuple[Any, ...], _Group | None] = {}
+        self._rooms: dict[int, _Room] = {}
         self._calibrators: dict[int, Calibrator] = {}
         self._calibration: list[dict[str, Any]] = []
         self._site_sets: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, Any] | None = None
         self._step_ns: int | None = None
         self._copying: int | None = None
+        self._to_read: queue.SimpleQueue[tuple[_Room, Any] | None] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
         self._matched = self._kept = 0
         self._making = threading.Lock()
 
@@ -108,7 +130,7 @@ class LaunchRecorder:
         seen[0] += 1
         stream = stream_handle(options.stream)
         group = self._wanted(kernel, shape, options, stream)
-        if group is not None and not group.busy.acquire(blocking=False):  # to wait might be for ever
+        if group is not None and not group.room.busy.acquire(blocking=False):  # to wait might be for ever
             self._leave_out(_BESIDE)
             group = None
         if group is None:
@@ -116,7 +138,7 @@ class LaunchRecorder:
         try:
             seen[1] += self._launch_of(group, stream, given)
         finally:
-            group.busy.release()
+            group.room.busy.release()
         return None
 
     def _launch_of(self, group: _Group, stream: int, given: Arguments) -> bool:
@@ -137,8 +159,30 @@ class LaunchRecorder:
             self._replay(group, stream, given)
         self._flush_l2(kernel._device, stream)
         group.pending = _timed(group.traced, shape, options, given)
+        group.room.last = group
         self._kept += 1
+        self._have_read(group.room)
         return True
+
+    def _have_read(self, room: _Room) -> None:
+        """By a thread, as soon as the launch has ended: to copy and to write takes longer than the launch may."""
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read, name="warplens", daemon=True)
+            self._reader.start()
+        room.read.clear()
+        self._to_read.put((room, driver.call("cuCtxGetCurrent")))
+
+    def _read(self) -> None:
+        """The thread, until it gets None."""
+        while (asked := self._to_read.get()) is not None:
+            room, context = asked
+            try:
+                driver.call("cuCtxSetCurrent", context)
+                self._drain(room)
+            except Exception as error:  # the program's threads go on
+                room.error = error
+            finally:
+                room.read.set()
 
     def _wanted(
         self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, stream: int
@@ -184,26 +228,29 @@ class LaunchRecorder:
         request = self.request
         chosen = {name: getattr(request, name) for name in ("every_block", "blocks", "warps", "policy", "keep")}
         wanted = RecordOptions(**{**vars(options), **chosen, "capacity_bytes": request.capacity_bytes})
-        sm_count = driver.attribute(kernel._device, "MULTIPROCESSOR_COUNT")
-        arena = Arena(
-            request.capacity_bytes,
-            mapped=request.policy == "live",
-            newest=request.keep == "newest",
-            sm_count=sm_count,
-        )
-        traced, entry = kernel.traced_build(*shape, wanted, arena)
+        room = self._room(kernel._device, wanted, stream)
+        traced, entry = kernel.traced_build(*shape, wanted, room.arena)
         clean = kernel.plain_build() if kernel.clean else None
         for build in filter(None, (traced, clean)):
             build.function.allow_shared_bytes(options.shared_bytes)
         symbol = traced.library.symbol(layout.DESCRIPTOR_SYMBOL)
-        driver.copy_to_device(int(symbol or 0), arena.descriptor().reshape(1), stream)
-        arena.choose(stream, blocks=wanted.blocks, every_block=wanted.every_block, warp_mask=wanted.warp_mask)
+        driver.copy_to_device(int(symbol or 0), room.arena.descriptor().reshape(1), stream)
         entry |= {"audit": not_audited("recorded in a program"), "site_set": kernel.site_sets[0]["name"]}
         entry |= {"clean_ns": [], "traced_ns": []}
         if request.source:
             self._sources[kernel.filename] = kernel.source
         self._calibrate(kernel, stream)
-        return _Group(kernel, shape, wanted, arena, traced, clean, entry, len(self.entries()))
+        return _Group(kernel, shape, wanted, room, traced, clean, entry, len(self.entries()))
+
+    def _room(self, device: int, wanted: RecordOptions, stream: int) -> _Room:
+        """That of a GPU, which records what `wanted` says."""
+        if device not in self._rooms:
+            sm_count = driver.attribute(device, "MULTIPROCESSOR_COUNT")
+            mapped, newest = wanted.policy == "live", wanted.keep == "newest"
+            arena = Arena(wanted.capacity_bytes, mapped=mapped, newest=newest, sm_count=sm_count)
+            arena.choose(stream, blocks=wanted.blocks, every_block=wanted.every_block, warp_mask=wanted.warp_mask)
+            self._rooms[device] = _Room(arena)
+        return self._rooms[device]
 
     def _calibrate(self, kernel: CudaKernel, stream: int) -> None:
         device = kernel._device
@@ -211,18 +258,18 @@ class LaunchRecorder:
             return
         self._facts = self._facts or machine.device_facts(device)
         self._calibrators[device] = calibrator = Calibrator(device, kernel.arch)
-        self._calibration.append(calibrator.read(calibrator.begin(stream), "before", stream))
+        self._calibration.append({**calibrator.read(calibrator.begin(stream), "before", stream), "device": device})
         self._step_ns = calibrator.step_ns(stream)
         nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
         self._copying = int(driver.call("cuStreamCreate", nonblocking))
 
     def _make_room(self, group: _Group, stream: int) -> bool:
-        """Read what the group's launch before left, and forget it."""
+        """Wait until what the launch before left in the group's memory has been read, and forget it."""
         try:
-            self._drain(group)
-            group.arena.clear(stream)
+            self._settled(group.room)
+            group.room.arena.clear(stream)
         except DeviceError as error:
-            self._leave_out(f"launches after the GPU stopped: {error}")
+            self._leave_out(f"launches whose memory for records could not be made ready: {error}")
             return False
         return True
 
@@ -262,7 +309,7 @@ class LaunchRecorder:
                 saved.restore()
                 self._flush_l2(device, stream)
                 if build is group.traced:
-                    group.arena.clear_cursors(stream)
+                    group.room.arena.clear_cursors(stream)
                 pairs.append((build, _timed(build, group.shape, group.options, given)))
                 times[id(build)] += pairs[-1][1].timed
             saved.restore()
@@ -271,14 +318,23 @@ class LaunchRecorder:
             self._leave_out(f"replays of {group.kernel.name}: {error}")
         for build, pending in pairs:
             group.entry["traced_ns" if build is group.traced else "clean_ns"] += _elapsed(pending)
-        group.arena.clear(stream)
+        group.room.arena.clear(stream)
 
-    def _drain(self, group: _Group) -> None:
-        pending, group.pending = group.pending, None
-        if pending is None:
+    @staticmethod
+    def _settled(room: _Room) -> None:
+        """Returns when nothing is to be read any more. Raises what stopped the reading."""
+        room.read.wait()
+        error, room.error = room.error, None
+        if error is not None:
+            raise error if isinstance(error, DeviceError) else DeviceError(f"{type(error).__name__}: {error}")
+
+    def _drain(self, room: _Room) -> None:
+        group, room.last = room.last, None
+        if group is None or group.pending is None:
             return
-        driver.call("cuEventSynchronize", pending.stop)
-        drained = group.arena.drain(int(self._copying or 0))
+        pending, group.pending = group.pending, None
+        _wait_for(pending.stop)
+        drained = room.arena.drain(int(self._copying or 0))
         group.entry["traced_ns"] += _elapsed(pending)
         grids = np.unique(drained.chunks[drained.chunks[:, layout.WORD_META] != 0, layout.WORD_GRID])
         launch = {
@@ -288,6 +344,7 @@ class LaunchRecorder:
             "cluster": list(group.options.cluster or (1, 1, 1)),
             "shared_bytes": group.options.shared_bytes,
             "stream": pending.stream,
+            "device": group.kernel._device,
             "rank": rank_of(dict(os.environ)) or 0,
             "replay": 0,
             "grid_id": int(grids[0]) if len(grids) == 1 else None,
@@ -300,24 +357,42 @@ class LaunchRecorder:
         }
         self.keep.add(self.manifest(), launch, group.entry, drained)
 
-    def finish(self) -> dict[str, Any]:
-        """Read what is outstanding; the manifest, without launches, which `keep` got. Its `sources`: texts by path."""
+    def finish(self, wait_s: float | None = None) -> dict[str, Any]:
+        """Read what is outstanding; the manifest, without launches, which `keep` got. Its `sources`: texts by path.
+
+        `wait_s`: for launches that have not ended; where one has not by then nothing is asked of the GPU any more.
+        """
+        if all(room.read.wait(wait_s) for room in self._rooms.values()):
+            self._finish()
+        else:
+            self._leave_out(f"launch that had not ended {wait_s:g} s after the program")
+        for group in filter(None, self._groups.values()):
+            self._settle(group)
+        return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}
+
+    def _finish(self) -> None:
+        for room in self._rooms.values():
+            try:
+                self._settled(room)
+                room.arena.switch_off(0)
+            except DeviceError as error:
+                self._leave_out(f"launch, the last one: {error}")
+        if self._reader is not None:
+            self._to_read.put(None)
+            self._reader.join()
+            self._reader = None
         for group in filter(None, self._groups.values()):
             try:
-                self._drain(group)
                 for pending in group.timed:
                     driver.call("cuEventSynchronize", pending.stop)
                     group.entry["clean_ns"] += _elapsed(pending)
-                group.arena.switch_off(0)
             except DeviceError as error:
-                self._leave_out(f"the last launch of {group.kernel.name}: {error}")
-            self._settle(group)
+                self._leave_out(f"times of launches of {group.kernel.name}: {error}")
         try:
-            for calibrator in self._calibrators.values():
-                self._calibration.append(calibrator.read(calibrator.begin(0), "after", 0))
+            for device, calibrator in self._calibrators.items():
+                self._calibration.append({**calibrator.read(calibrator.begin(0), "after", 0), "device": device})
         except DeviceError as error:
-            self._leave_out(f"the calibration at the end: {error}")
-        return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}
+            self._leave_out(f"calibration at the end: {error}")
 
     def _settle(self, group: _Group) -> None:
         entry = group.entry
@@ -353,7 +428,7 @@ class LaunchRecorder:
             "site_sets": list(self._site_sets.values()),
             "kernels": [],
             "launches": [],
-            "process": {"pid": self.pid, "rank": rank_of(dict(os.environ)) or 0, "program": _program()},
+            "process": {"pid": self.pid, "rank": rank_of(dict(os.environ)) or 0, "program": program()},
         }
 
     def note(self) -> dict[str, Any]:
@@ -373,9 +448,8 @@ class LaunchRecorder:
         return {"process": self.manifest()["process"], "kernels": kernels, "left_out": left_out}
 
 
-def _program() -> str:
-    import sys
-
+def program() -> str:
+    """The name of what this process runs."""
     return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
 
 
@@ -396,6 +470,15 @@ def _timed(build: Build, shape: tuple[Dim3, Dim3], options: RecordOptions, given
     (status,) = driver.bindings().cuEventQuery(start)
     driver.call("cuEventRecord", stop, stream)
     return _Pending(start, stop, stream, status == driver.bindings().CUresult.CUDA_ERROR_NOT_READY)
+
+
+def _wait_for(event: Any) -> None:
+    """Asks again and again: to wait for the event would keep a processor busy, or the driver locked."""
+    native, pause_s = driver.bindings(), 20e-6
+    while native.cuEventQuery(event)[0] == native.CUresult.CUDA_ERROR_NOT_READY:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1e-3)
+    driver.call("cuEventSynchronize", event)
 
 
 def _elapsed(pending: _Pending) -> list[float]:

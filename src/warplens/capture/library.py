@@ -5,6 +5,8 @@ In: machine code. Out: launches, symbols, resources. Kept apart from what warple
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from warplens.capture import driver
@@ -114,7 +116,7 @@ class Library:
             raise
         return int(address)
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         handle = getattr(self, "_handle", None)
-        if handle is not None:
+        if handle is not None and not ending():
             driver.release("cuModuleUnload", handle)

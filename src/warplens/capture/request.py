@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote_plus, urlencode
 
@@ -253,6 +254,12 @@ def from_text(text: str) -> Asked | None:
     except (KeyError, ValueError, TypeError, UsageError):
         return None
     return Asked(request, keys["folder"], host, command, switched)
+
+
+def below_record(environment: Mapping[str, str]) -> bool:
+    """Whether a `record` that is still running asks for this process's launches."""
+    asked = from_text(environment.get(VARIABLE, ""))
+    return asked is not None and Path(asked.folder).is_dir()
 
 
 def _grids(text: str) -> tuple[tuple[int, int, int], ...] | None:

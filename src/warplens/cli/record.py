@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from warplens.capture.options import KEEPS, POLICIES
-from warplens.cli.exits import LOSSES, MISSING
+from warplens.cli.exits import FINE, LOSSES, MISSING
 from warplens.cli.output import finish, number_list, quoted
 from warplens.errors import FileError, UsageError
 from warplens.instrument.sites import LEVELS
 from warplens.render.escape import visible
 
 if TYPE_CHECKING:
+    from warplens.capture.child import Ending
     from warplens.capture.request import Request
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -91,12 +92,17 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     from warplens.capture.child import command_line, run
     from warplens.capture.notes import read_notes, recorded_files
     from warplens.capture.nvtx import build
-    from warplens.capture.request import Request, rank_of, to_text
+    from warplens.capture.request import Request, below_record, rank_of, to_text
     from warplens.cli.watching import watch
     from warplens.trace.whole import place_for_file
 
     request = Request.of(options)
     command = command_line(list(cmd[1:] if cmd[:1] == ("--",) else cmd), module=module)
+    if below_record(os.environ):
+        click.echo(
+            "warplens: another `record` has started this one: it records the program, with its own options", err=True
+        )
+        return _ended(command, run(command, None, request.timeout_s)).code
     target = Path(output or ".")
     if output and "%" not in output and target.is_dir():
         raise UsageError(f"{target} is a folder: -o names a file, such as {target / 'run.wlens'}")
@@ -104,23 +110,24 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
         raise UsageError(f"{target} is there already: -f writes over it, %p in -o gives each process its own")
     if output and "%" not in output:
         place_for_file(target)
-    folder = _run_folder(target.parent)
+    folder = _run_folder(_known(target.parent))
     try:
         host = platform.node() if request.host else None
         text = to_text(request, str(folder), host=host, command=command if request.command else None)
         watched = watch(folder, request.signal, on_terminal=sys.stderr.isatty())
         more = build(folder) if request.nvtx_include else {}
-        ending = run(command, text, request.timeout_s, watched, more)
-        if ending.why:
-            click.echo(f"{visible(command[0])}: {ending.why}", err=True)
+        ending = _ended(command, run(command, text, request.timeout_s, watched, more))
         notes, files = read_notes(folder), recorded_files(folder)
         if not folder.is_dir():
             click.echo(
                 f"{visible(folder, limit=4096)} vanished while the program ran, and recordings with it", err=True
             )
+        own = [str(path) for note in notes for path in note.get("own_files") or []]
+        for path in own:
+            click.echo(f"recorded by the program itself: {visible(path, limit=4096)}", err=True)
         if not files:
-            _tell_what_ran(notes, request)
-            return ending.code or MISSING
+            _tell_what_ran(notes, request, nothing=not own)
+            return ending.code or (FINE if own else MISSING)
         ranked = files > 1 or rank_of(dict(os.environ)) is not None
         return _keep(folder, output, ranked, force, notes, ending.code)
     finally:
@@ -142,6 +149,19 @@ def _keep(folder: Path, output: str | None, ranked: bool, force: bool, notes: li
         return code or (LOSSES if recorded_files(folder) else MISSING)
     finish(list(found.files), f"warplens summary {quoted(next(iter(found.files)))}", err=True)
     return LOSSES if code == 0 and lost else code
+
+
+def _ended(command: list[str], ending: Ending) -> Ending:
+    """Says why a program ended where that was no exit of its own."""
+    if ending.why:
+        click.echo(f"{visible(command[0])}: {ending.why}", err=True)
+    return ending
+
+
+def _known(parent: Path) -> Path:
+    """`parent`, or the folder above the first one whose name has a placeholder: that one is made when it is known."""
+    parts = parent.parts
+    return Path(*parts[: next((at for at, part in enumerate(parts) if "%" in part), len(parts))])
 
 
 def _run_folder(parent: Path) -> Path:
@@ -182,9 +202,12 @@ def _tell_left_out(notes: list[dict[str, Any]]) -> None:
         click.echo(f"not marked: {len(remarks) - _LISTED:,} more, in the traces' manifests", err=True)
 
 
-def _tell_what_ran(notes: list[dict[str, Any]], request: Request) -> None:
-    """Where nothing was recorded: the kernels that ran, as far as they were seen, and what could not be."""
-    click.echo("nothing was recorded", err=True)
+def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bool = True) -> None:
+    """Where nothing was recorded: the kernels that ran, as far as they were seen, and what could not be.
+
+    `nothing`: nor by the program itself.
+    """
+    click.echo("nothing was recorded" if nothing else "nothing else was recorded", err=True)
     _tell_left_out(notes)
     seen = [kernel for note in notes for kernel in note.get("kernels") or [] if isinstance(kernel, dict)]
     counts: dict[tuple[str, str], int] = {}
@@ -202,7 +225,7 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request) -> None:
             f"Python processes used {', '.join(map(visible, loaded))}, whose own kernels, but Triton's, are not seen.",
             err=True,
         )
-    if not counts and not any(note.get("left_out") for note in notes):
+    if nothing and not counts and not any(note.get("left_out") for note in notes):
         text = "no launch was seen: warplens sees those of .cu files that include warplens/host.hpp or that"
         click.echo(f"{text} `warplens nvcc` compiled, of Triton's kernels, and of warplens.Kernel", err=True)
 

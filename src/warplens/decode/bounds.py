@@ -74,7 +74,34 @@ class Around:
 
 
 class Calibrations:
-    """The manifest's calibrations in their order, which is that of time."""
+    """The manifest's calibrations: for each launch those of its GPU, which `device` names where there are several."""
+
+    def __init__(self, entries: list[dict[str, Any]], launches: list[dict[str, Any]]) -> None:
+        devices = [_device(entry) for entry in launches]
+        numbers: dict[int | None, int] = {}
+        numbered = []  # each launch among those of its GPU
+        for device in devices:
+            numbered.append((device, numbers.get(device, 0)))
+            numbers[device] = numbered[-1][1] + 1
+        its_entries: dict[int | None, list[dict[str, Any]]] = {}
+        for entry in entries:
+            its_entries.setdefault(_device(entry), []).append(entry)
+        own = {device: _OfDevice(its_entries.get(device, []), count) for device, count in numbers.items()}
+        self._of = [(own[device], number) for device, number in numbered]
+
+    def around(self, launch: int, sm: I64, base_cycles: I64) -> Around:
+        """See `_OfDevice.around`."""
+        own, number = self._of[launch]
+        return own.around(number, sm, base_cycles)
+
+
+def _device(entry: dict[str, Any]) -> int | None:
+    value = entry.get("device")
+    return value if type(value) is int else None
+
+
+class _OfDevice:
+    """Calibrations of one GPU in their order, which is that of time."""
 
     def __init__(self, entries: list[dict[str, Any]], launches: int) -> None:
         self._all = [_Calibration(entry) for entry in entries]

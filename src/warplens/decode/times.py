@@ -113,7 +113,7 @@ def fit_times(
     size = len(chunks)
     axis, its_axis = _no_lines(size), _no_lines(len(alone))
     begins = Begins(np.zeros(len(records.chunk), np.int64), np.zeros(len(records.chunk), np.bool_))
-    calibrations = Calibrations(manifest["calibration"], len(clocks))
+    calibrations = Calibrations(manifest["calibration"], manifest["launches"])
     age_cycles = np.full(size, UNBOUNDED)
     for launch, (low, high) in enumerate(pairwise(bounds)):
         part, own = slice(low, high), slice(record_bounds[launch], record_bounds[launch + 1])

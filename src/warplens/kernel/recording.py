@@ -5,6 +5,8 @@ In: options, or the variable WARPLENS_RECORD. Out: a `.wlens` file, also of the 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
@@ -15,7 +17,9 @@ from typing import Any, Self
 from warplens.capture.arena import Drained
 from warplens.capture.ends import at_end
 from warplens.capture.imports import when_imported
-from warplens.capture.launches import LaunchRecorder, asked_in_process
+from warplens.capture.launches import LaunchRecorder, asked_in_process, program
+from warplens.capture.notes import recorded_files
+from warplens.capture.recording import Recording
 from warplens.capture.request import VARIABLE, Asked, Request, from_text
 from warplens.capture.tell import tell
 from warplens.capture.triton import TritonCapture, TritonOptions
@@ -24,7 +28,7 @@ from warplens.trace import Trace
 from warplens.trace import open as open_trace
 from warplens.trace.file import write_file
 from warplens.trace.part import PartWriter
-from warplens.trace.whole import place_for_file
+from warplens.trace.whole import place_for_file, whole_file
 
 
 class _Parts:
@@ -75,15 +79,37 @@ def _asked_by_variable() -> LaunchRecorder | None:
 
 def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> None:
     try:
-        keep.part.finish(recorder.finish())
+        whole = keep.part.finish(recorder.finish(_LONGEST_WAIT_S))
+        if whole is not None and whole.parent != Path(asked.folder):
+            tell(f"{asked.folder} is gone: the recording of this process ({recorder.pid}) is kept as {whole}")
+            return
         note = Path(asked.folder) / f"{recorder.pid}-{_NOTE_NUMBER}.json"
         note.write_text(json.dumps({**recorder.note(), "failed": keep.failed}), encoding="utf-8")
     except (FileError, RecordingError, OSError) as error:
         tell(f"the recording of this process ({recorder.pid}) is cut off: {error}")
 
 
+_LONGEST_WAIT_S = 2.0
+"""At the end of a process, for its last launch: a kernel that hangs must not hold it up."""
 _NOTE_NUMBER = 9999
 """Beside the notes of host.hpp in the same process, which count from 0."""
+_BLOCKS_NUMBER = 9997
+_of_blocks: tuple[int, list[str]] = 0, []
+"""A process, and the files that `with warplens.record(...)` blocks of it wrote."""
+
+
+def _tell_outer(files: list[Path]) -> None:
+    """Below `warplens record`: what a block recorded is in no file of the command, which is to say so."""
+    global _of_blocks
+    asked = from_text(os.environ.get(VARIABLE, ""))
+    if asked is None or not files:
+        return
+    pid = os.getpid()
+    known = _of_blocks[1] if _of_blocks[0] == pid else []
+    _of_blocks = pid, [*known, *map(str, files)]
+    note = {"process": {"pid": pid, "program": program()}, "own_files": _of_blocks[1]}
+    with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
+        (Path(asked.folder) / f"{pid}-{_BLOCKS_NUMBER}.json").write_text(json.dumps(note), encoding="utf-8")
 
 
 class record:  # noqa: N801  (used as a function is)
@@ -105,7 +131,11 @@ class record:  # noqa: N801  (used as a function is)
     Triton's kernels get marks at their waits, and are recorded into a file beside `path` (`run-triton.wlens`) where
     there are launches of both; `files` names what was written, and `notes` what is not recorded of them.
 
-    Raises UsageError (options, or a recording within a recording) and FileError (the place cannot be written).
+    Raises UsageError (options, or a recording within a recording) and FileError: the place cannot be written. Where
+    that comes to light at the end, as of a folder that was removed meanwhile, the message says where the file is kept.
+
+    Below the command `warplens record` launches of `warplens.Kernel` in the block are in the block's file, all others
+    in the command's.
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
@@ -163,24 +193,53 @@ class record:  # noqa: N801  (used as a function is)
         try:
             whole = self._finish(recorder)
             self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()} | self._triton.ran
+            failed: list[str] = []
             if whole is not None:
-                try:
-                    whole.replace(self.path)
-                except OSError as error:
-                    raise FileError(f"cannot write {self.path}: {error.strerror or error}") from error
-                self.files.append(self.path)
+                self._put(whole, self.path, failed)
+            others = self._triton.recording()
+            if others is not None:
+                path = self.path.with_name(f"{self.path.stem}-triton{self.path.suffix}") if whole else self.path
+                self._write(others, path, failed)
+            _tell_outer(self.files)
+            if failed:
+                raise FileError("; ".join(failed))
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        others = self._triton.recording()
-        if others is not None:
-            path = self.path.with_name(f"{self.path.stem}-triton{self.path.suffix}") if whole else self.path
-            write_file(path, others.manifest, records=others.records, sources=others.sources)
-            self.files.append(path)
+            if recorded_files(self._folder) == 0:  # what has no place is the only copy
+                shutil.rmtree(self._folder, ignore_errors=True)
         if self.files:
             self.trace = open_trace(self.path)
         if not self.ran:
             text = "no launch was seen of a kernel of Triton or of warplens.Kernel; those of code that nvcc built are"
             self._unseen.append(f"{text} recorded by the command `warplens record`")
+
+    def _put(self, whole: Path, path: Path, failed: list[str]) -> None:
+        """Move a file to its place; where that cannot be, it stays, and `failed` says where."""
+        try:
+            try:
+                whole.replace(path)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                with whole.open("rb") as source, whole_file(path) as copy:
+                    shutil.copyfileobj(source, copy)
+                whole.unlink()
+        except (OSError, FileError) as error:
+            why = str(error) if isinstance(error, FileError) else f"cannot write {path}: {error.strerror or error}"
+            failed.append(f"{why}; the recording is kept as {whole}")
+            return
+        self.files.append(path)
+        if whole.parent != self._folder:  # the folder of the run was gone
+            whole.parent.rmdir()
+
+    def _write(self, own: Recording, path: Path, failed: list[str]) -> None:
+        """Write a recording to its place or, where that cannot be, to a folder for temporary files."""
+        try:
+            write_file(path, own.manifest, records=own.records, sources=own.sources)
+            self.files.append(path)
+        except FileError as error:
+            kept = Path(tempfile.mkdtemp(prefix="warplens-kept-")) / path.name
+            write_file(kept, own.manifest, records=own.records, sources=own.sources)
+            failed.append(f"{error}; the recording is kept as {kept}")
 
     def _finish(self, recorder: LaunchRecorder) -> Path | None:
         """The file; the launches that are whole where it cannot be completed, which is told."""

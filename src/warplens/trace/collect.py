@@ -33,7 +33,7 @@ class Collected:
 
 def name_of(template: str, process: dict[str, Any], *, ranked: bool) -> str:
     """A file's name: `%p` becomes the process, `%h` the host, `%r` the rank, `%n` the program, `%%` a percent sign."""
-    program = re.sub(r"[^\w.+-]", "_", Path(str(process.get("program") or "program")).stem) or "program"
+    program = re.sub(r"[^\w.+-]", "_", Path(str(process.get("program") or "program")).stem).strip(".") or "program"
     pid, rank = (str(_number(process, key)) for key in ("pid", "rank"))
     known = {"p": pid, "h": platform.node(), "r": rank, "n": program, "%": "%"}
     if template == DEFAULT_TEMPLATE and ranked:
@@ -79,7 +79,10 @@ def _keep(path: Path, template: str, ranked: bool, force: bool, out: Collected) 
         whole = path.with_name(f"whole-{path.stem}")
         write_file(whole, contents.manifest, records=contents.records, sources=contents.sources)
         path.unlink()
-    for target in _names(Path(name_of(template, process, ranked=ranked)), process):
+    first = Path(name_of(template, process, ranked=ranked))
+    if "%" in str(Path(template).parent):  # the folder's name is known only now
+        first.parent.mkdir(parents=True, exist_ok=True)
+    for target in _names(first, process):
         if target not in out.files and _place(whole, target, force):
             out.files[target] = contents.manifest
             return

@@ -8,15 +8,19 @@ be read, or is of a kernel that no entry describes, is left out.
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import os
 import re
+import shutil
+import tempfile
 import threading
 import weakref
 import zipfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -78,9 +82,11 @@ class PartWriter:
         self._adding = threading.Lock()
         self._launches: list[dict[str, Any]] = []
         try:
-            self._zip: zipfile.ZipFile | None = zipfile.ZipFile(self._path, "x", zipfile.ZIP_STORED)
+            self._file = _Own(self._path)
         except OSError as error:
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+        self._zip: zipfile.ZipFile | None = zipfile.ZipFile(self._file.stream, "w", zipfile.ZIP_STORED)
+        self._zip.fp = None  # but while something is written: when collected it would write a directory
         _writers.add(self)
 
     @staticmethod
@@ -103,20 +109,22 @@ class PartWriter:
     def finish(self, manifest: dict[str, Any]) -> Path | None:
         """Give the file its manifest, whose `sources` are texts by path, and its name; None where nothing was added.
 
-        Where the disk was full before, or is now (FileError), the part stays, with the launches that are whole.
+        Where the disk was full before, or is now (FileError), the part stays, with the launches that are whole. Where
+        the folder is gone, the file is in one of its own below the system's folder for temporary files.
         """
         archive, self._zip = self._zip, None
         if os.getpid() != self._pid:
             return None
         if not self._launches:
             if archive is not None:
-                _give_up(archive, self._path, 0)
+                self._file.give_up(0)
             self._path.unlink(missing_ok=True)
             return None
         if archive is None:
             return self.left
         end = archive.start_dir
         try:
+            archive.fp = self._file.now()
             kept = [own for own in archive.filelist if own.filename.startswith("records/")]
             archive.filelist[:] = kept
             archive.NameToInfo = {own.filename: own for own in kept}
@@ -130,10 +138,26 @@ class PartWriter:
                 facts["sources"].append({"path": path, "member": member})
             archive.writestr("manifest.json", json.dumps(facts))
             archive.close()
-            return self._path.rename(self._path.with_suffix(""))
+            whole = self._named()
+            self._file.close()
+            return whole
         except OSError as error:
-            _give_up(archive, self._path, end)
+            archive.fp = None
+            self._file.give_up(end)
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+    def _named(self) -> Path:
+        """The part by its own name, or its contents in another folder where the part is not there any more."""
+        whole = self._path.with_suffix("")
+        try:
+            return self._path.rename(whole)
+        except FileNotFoundError:
+            kept = Path(tempfile.mkdtemp(prefix="warplens-kept-")) / whole.name
+        contents = self._file.stream
+        contents.seek(0)
+        with kept.open("xb") as copy:
+            shutil.copyfileobj(contents, copy)
+        return kept
 
     @property
     def left(self) -> Path | None:
@@ -144,23 +168,70 @@ class PartWriter:
         """In a child of fork: the file is its parent's, and so is the place in it, which both share."""
         archive, self._zip = self._zip, None
         self._adding = threading.Lock()  # a thread that held the other one is not here
-        if archive is not None and archive.fp is not None:
-            stream: Any = archive.fp
+        if archive is not None:
             archive.fp = None
-            stream.raw.close()  # writes nothing of what the parent was about to write
+            self._file.close()
 
     def _write(self, name: str, data: bytes) -> None:
         if self._zip is None:
             raise FileError(f"cannot write {self._path}: it was given up")
-        end = self._zip.start_dir
+        archive, end = self._zip, self._zip.start_dir
         try:
-            self._zip.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
-            if self._zip.fp is not None:
-                self._zip.fp.flush()
+            archive.fp = stream = self._file.now()
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+            stream.flush()
         except OSError as error:
-            _give_up(self._zip, self._path, end)
             self._zip = None
+            self._file.give_up(end)
             raise FileError(f"cannot write {self._path}: {error.strerror or error}") from error
+        finally:
+            archive.fp = None
+
+
+class _Own:
+    """An open file that is written to by its own descriptor alone.
+
+    A program may close all descriptors, as daemons do, and open files of its own, which get the same numbers: those are
+    neither written to nor closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open(os.O_CREAT | os.O_EXCL)
+        self._identity = self._found()
+
+    def now(self) -> IO[bytes]:
+        """The stream, opened anew where it was closed. OSError where the file is not there any more."""
+        if self._found() != self._identity:
+            self._open(0)
+            if self._found() != self._identity:
+                os.close(self._descriptor)
+                raise FileNotFoundError(errno.ENOENT, "another file has its name")
+        return self.stream
+
+    def give_up(self, size_bytes: int) -> None:
+        """Cut off what is not whole, and close it."""
+        with contextlib.suppress(OSError):
+            self.now()
+            os.truncate(self._descriptor, size_bytes)
+        self.close()
+
+    def close(self) -> None:
+        """Writes nothing that is waiting to be written: in a child of fork that is its parent's."""
+        self.stream.raw.close()
+        if self._found() == self._identity:
+            os.close(self._descriptor)
+
+    def _open(self, flags: int) -> None:
+        self._descriptor = os.open(self._path, os.O_RDWR | getattr(os, "O_BINARY", 0) | flags, 0o666)
+        self.stream = io.BufferedRandom(io.FileIO(self._descriptor, "r+", closefd=False))
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = os.fstat(self._descriptor)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 _writers: Final[weakref.WeakSet[PartWriter]] = weakref.WeakSet()
@@ -172,16 +243,6 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
-
-
-def _give_up(archive: zipfile.ZipFile, path: Path, end: int) -> None:
-    """Close its file and cut off what is not whole. No directory is written, which it would try when collected."""
-    stream, archive.fp = archive.fp, None
-    with contextlib.suppress(OSError):
-        if stream is not None:
-            stream.close()
-    with contextlib.suppress(OSError):
-        os.truncate(path, end)
 
 
 def _numbered(stem: str, number: int) -> str:

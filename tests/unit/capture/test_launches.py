@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from warplens.capture import driver, launches
+from warplens.capture.arena import Drained
 from warplens.capture.launches import LaunchRecorder, asked_in_process
+from warplens.capture.options import RecordOptions
 from warplens.capture.request import Request
+from warplens.errors import DeviceError
 
 SHAPE = ((1, 1, 1), (32, 1, 1))
 BESIDE = {"launches of warplens.Kernel while another thread made one that is recorded": 1}
@@ -22,6 +27,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(launches, "_launch", lambda build, *_: out.append(build))
     monkeypatch.setattr(launches, "_timed", lambda build, *_: out.append(build))
     monkeypatch.setattr(driver, "call", lambda *_, **__: 0)
+    monkeypatch.setattr(launches, "_wait_for", lambda _: None)
     return out
 
 
@@ -42,17 +48,124 @@ def test_a_launch_beside_another_threads_is_made_without_marks_and_counted(made:
     kernel: Any = SimpleNamespace(name="k", plain_build=lambda: "plain", _device=0)
     arena: Any = SimpleNamespace(clear=lambda _: None)
     traced, options = "traced", SimpleNamespace(stream=0)
-    group = launches._Group(kernel, SHAPE, options, arena, traced, None, {}, 0)  # type: ignore[arg-type]
+    room = launches._Room(arena)
+    group = launches._Group(kernel, SHAPE, options, room, traced, None, {}, 0)  # type: ignore[arg-type]
     own = recorder_of(group)
     with own._making:  # another thread makes the first launch of some kernel
         launch(own, kernel)
     assert (made, own.left_out, own.ran) == (["plain"], BESIDE, {"k": [1, 0]})
     launch(own, kernel)
     assert (made[1:], own.ran) == (["traced"], {"k": [2, 1]})
-    with group.busy:  # another thread makes a launch of this one
+    with room.busy:  # another thread makes a launch that is recorded
         launch(own, kernel)
     assert (made[2:], own.ran) == (["plain"], {"k": [3, 1]})
     assert list(own.left_out.values()) == [2]
     group.pending = None
     launch(own, kernel)
     assert made[3:] == ["traced"]
+
+
+class Arena:
+    """Keeps how many there are, and what is asked of each."""
+
+    made = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        type(self).made += 1
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*_: Any, **__: Any) -> Any:
+            self.asked.append(name)
+            return Drained(np.zeros((0, 32), np.uint32), 0, 0) if name == "drain" else np.zeros(1, np.uint8)
+
+        return ask
+
+
+BUILD: Any = SimpleNamespace(
+    function=SimpleNamespace(allow_shared_bytes=lambda _: None), library=SimpleNamespace(symbol=lambda _: 1)
+)
+
+
+def kernel_of(name: str) -> Any:
+    return SimpleNamespace(
+        name=name,
+        clean=None,
+        filename=f"{name}.cu",
+        source="",
+        _device=0,
+        site_sets=[{"name": name}],
+        plain_build=lambda: BUILD,
+        traced_build=lambda *_: (BUILD, {"name": name}),
+    )
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arena, "made", 0)
+    monkeypatch.setattr(launches, "Arena", Arena)
+    monkeypatch.setattr(launches, "_launch", lambda *_: None)
+    monkeypatch.setattr(launches, "_timed", lambda *_: launches._Pending(0, 0, 0, timed=False))
+    monkeypatch.setattr(launches, "_wait_for", lambda _: None)
+    monkeypatch.setattr(driver, "call", lambda *_, **__: 0)
+    monkeypatch.setattr(driver, "attribute", lambda *_: 132)
+    monkeypatch.setattr(driver, "copy_to_device", lambda *_: None)
+    monkeypatch.setattr(LaunchRecorder, "_calibrate", lambda *_: None)
+
+
+GIVEN: Any = None
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_all_kernels_and_shapes_share_the_memory_of_a_gpu() -> None:
+    """What a launch left is read before the next one, whosever it is."""
+    kept: list[tuple[str, list[int]]] = []
+    keep: Any = SimpleNamespace(add=lambda _, launch, entry, __: kept.append((entry["name"], launch["grid"])))
+    own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
+    options, first, second = RecordOptions(), kernel_of("first"), kernel_of("second")
+    for _ in range(2):
+        for kernel, blocks in ((first, 1), (second, 1), (first, 2)):
+            own.launch(kernel, ((blocks, 1, 1), (32, 1, 1)), options, GIVEN)
+    entries = own.finish()["kernels"]
+    turn = [("first", [1, 1, 1]), ("second", [1, 1, 1]), ("first", [2, 1, 1])]
+    assert kept == turn * 2
+    assert [entry["name"] for entry in entries] == ["first", "second", "first"]
+    assert Arena.made == 1
+    assert own.left_out == {}
+    assert own._reader is None
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(DeviceError("it fell off the bus"), "it fell off the bus"), (MemoryError("x"), "MemoryError: x")],
+)
+@pytest.mark.usefixtures("no_driver")
+def test_what_cannot_be_read_is_told_and_the_next_launch_is_recorded(error: Exception, says: str) -> None:
+    kept: list[int] = []
+
+    def add(*_: Any) -> None:
+        kept.append(len(kept))
+        if len(kept) == 2:
+            raise error
+
+    keep: Any = SimpleNamespace(add=add)
+    own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
+    for _ in range(4):
+        own.launch(kernel_of("k"), SHAPE, RecordOptions(), GIVEN)
+    own.finish()
+    assert kept == [0, 1, 2]  # the third found out, and ran without
+    assert own.left_out == {f"launches whose memory for records could not be made ready: {says}": 1}
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_a_launch_that_hangs_does_not_hold_up_the_programs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    forever = threading.Event()
+    monkeypatch.setattr(launches, "_wait_for", lambda _: forever.wait(20))
+    keep: Any = SimpleNamespace(add=lambda *_: None)
+    own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
+    own.launch(kernel_of("k"), SHAPE, RecordOptions(), GIVEN)
+    try:
+        assert own.finish(0.1)["kernels"][0]["name"] == "k"
+        assert own.left_out == {"launch that had not ended 0.1 s after the program": 1}
+    finally:
+        forever.set()

@@ -115,7 +115,7 @@ def test_a_replay_goes_on_until_it_has_its_times(
         clean="clean",
         traced="traced",
         kernel=SimpleNamespace(_device=0, name="k"),
-        arena=arena,
+        room=SimpleNamespace(arena=arena),
         shape=((1, 1, 1), (32, 1, 1)),
         options=None,
         entry={"clean_ns": [], "traced_ns": []},

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.synthesis import fake_recording
-from warplens.capture.request import Request
+from warplens.capture.request import VARIABLE, Request, to_text
 from warplens.cli import main
 from warplens.cli.record import _tell_what_ran
 from warplens.trace import Trace
@@ -97,6 +97,52 @@ def test_a_recording_that_has_no_place_is_kept(tmp_path: Path) -> None:
     (kept,) = (tmp_path / "work").glob(".warplens-*/5.wlens")
     assert f"kept in {kept.parent}\n" in done.stderr
     assert kept.read_bytes() == (tmp_path / "made.wlens").read_bytes()
+
+
+def test_a_folder_that_is_named_after_the_process_is_made(tmp_path: Path) -> None:
+    done = leaving(tmp_path, "", "-o", "of-%n/%p/run.wlens")
+    assert done.returncode == 0, done.stderr
+    assert "wrote of-a/5/run.wlens\n" in done.stderr
+    assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "work").rglob("*.wlens")] == [
+        "work/of-a/5/run.wlens"
+    ]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["of-a"]
+
+
+def test_where_such_a_folder_cannot_be_made_the_recording_is_kept(tmp_path: Path) -> None:
+    done = leaving(tmp_path, "open('of-a', 'w').close()", "-o", "of-%n/run.wlens")
+    assert done.returncode == 4, done.stderr
+    (kept,) = (tmp_path / "work").glob(".warplens-*/5.wlens")
+    assert "not kept: " in done.stderr
+    assert f"kept in {kept.parent}\n" in done.stderr
+
+
+@pytest.mark.parametrize(("ends", "code"), [("3", 3), ("0", 0)])
+def test_of_a_record_within_a_record_the_outer_one_records(ends: str, code: int, tmp_path: Path) -> None:
+    made = recording(tmp_path)
+    inner = [sys.executable, "-m", "warplens", "record", "-o", "inner.wlens", "--launch-count", "1", "--"]
+    program = [sys.executable, "-c", LEAVE + f"print('mine'); sys.exit({ends})", str(made)]
+    done = warplens(tmp_path, "record", "-o", "run.wlens", "--", *inner, *program)
+    assert (done.returncode, done.stdout) == (code, "mine\n"), done.stderr
+    assert done.stderr.count("another `record` has started this one") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made.wlens", "run.wlens"]
+
+
+def test_a_variable_that_an_earlier_run_left_is_no_outer_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, to_text(Request(), str(tmp_path / "gone")))
+    done = leaving(tmp_path, "", "-o", "run.wlens")
+    assert "wrote run.wlens" in done.stderr
+
+
+def test_what_a_block_of_the_program_recorded_is_told_and_is_no_failure(tmp_path: Path) -> None:
+    note = '{"process": {"pid": 5}, "own_files": ["/x/mine.wlens"]}'
+    script = f"open(os.path.join(folder, '5-9997.json'), 'w').write({note!r})"
+    program = LEAVE.replace("shutil.copy", "#") + script
+    done = warplens(tmp_path, "record", sys.executable, "-c", program)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == ["recorded by the program itself: /x/mine.wlens", "nothing else was recorded"]
 
 
 @pytest.mark.parametrize(("script", "code"), [("echo -k; exit 3", 3), ("true", 5)])

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.synthesis import BlockRecord, Clock, Event, Warp, calibration, encode_warp, fake_launch, manifest, sm_clocks
+from tests.synthesis import (
+    BlockRecord,
+    Clock,
+    Event,
+    Warp,
+    calibration,
+    encode_warp,
+    fake_launch,
+    fake_recording,
+    manifest,
+    sm_clocks,
+)
 from warplens import layout
 from warplens.decode import Decoded, decode
 from warplens.decode.flags import SpanFlag
@@ -44,6 +55,33 @@ def severities(decoded: Decoded) -> list[str]:
 
 AROUND = [("before", 0), ("after", 10**8)]
 START = CLOCK.cycles(1000)
+
+
+def test_each_launch_is_timed_by_the_calibrations_of_its_own_gpu() -> None:
+    """Two GPUs of one process, whose SMs have the same numbers and clocks of their own."""
+    alone = [fake_recording(seed=seed) for seed in (1, 2)]
+    facts: dict[str, Any] = {**alone[0].manifest, "launches": [], "calibration": []}
+    records = {}
+    for device, own in enumerate(alone):
+        name = f"records/{device:06d}.u32"
+        records[name] = own.records["records/000000.u32"]
+        facts["launches"] += [{**entry, "device": device, "records": name} for entry in own.manifest["launches"]]
+        facts["calibration"] += [{**entry, "device": device} for entry in own.manifest["calibration"]]
+    whole = decode(check(facts), records)
+    parts = [decode(check(own.manifest), own.records) for own in alone]
+    assert [p.kind for p in whole.problems] == [p.kind for part in parts for p in part.problems]
+    for column in ("duration_cycles", "duration_ns"):
+        one_by_one = np.concatenate([getattr(part.spans, column) for part in parts])
+        assert np.array_equal(getattr(whole.spans, column), one_by_one)
+    mixed = decode(check({**facts, "launches": [{**entry, "device": 0} for entry in facts["launches"]]}), records)
+    assert len(mixed.problems) > len(whole.problems)
+
+
+@pytest.mark.parametrize("device", [None, [1], "0", True, 7])
+def test_a_gpu_without_calibrations_is_timed_by_its_own_blocks(device: object) -> None:
+    own = fake_recording()
+    facts = {**own.manifest, "launches": [{**entry, "device": device} for entry in own.manifest["launches"]]}
+    assert len(decode(check(facts), own.records).spans.duration_ns) == 12 * 4 * 8
 
 
 def test_a_warp_that_marks_long_before_the_blocks_first_warp_is_flagged_not_guessed() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import warplens
 import warplens.triton
 from tests.synthesis import fake_recording
+from warplens.capture.notes import read_notes
 from warplens.capture.request import VARIABLE, Request, to_text
 from warplens.errors import FileError, UsageError
 
@@ -46,22 +49,72 @@ def test_a_block_without_launches_says_that_none_was_seen(tmp_path: Path) -> Non
     assert ["no launch was seen" in note for note in rec.notes] == [True]
 
 
-def test_a_program_that_goes_to_another_folder_has_its_file_where_it_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def add_launch(rec: warplens.record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launch leaves."""
     made = fake_recording(blocks=2, warps=1, sms=1)
     (launch,), (kernel,) = made.manifest["launches"], made.manifest["kernels"]
     launch = {name: value for name, value in launch.items() if name != "records"}
+    assert rec._recorder is not None
+    monkeypatch.setattr(rec._recorder, "finish", lambda: {**made.manifest, "launches": []})
+    rec._keep.part.add(made.manifest, launch, kernel, made.records["records/000000.u32"])
+
+
+@pytest.mark.parametrize("happens", [Path.mkdir, lambda path: shutil.rmtree(path.parent)], ids=["a folder", "gone"])
+def test_a_recording_whose_place_is_gone_is_kept_elsewhere_and_told(
+    happens: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = tmp_path / "place"
+    place.mkdir()
+    with pytest.raises(FileError, match=r"run\.wlens: .*; the recording is kept as ") as failed:  # noqa: PT012, SIM117
+        with warplens.record(place / "run.wlens") as rec:
+            add_launch(rec, monkeypatch)
+            happens(rec.path)
+    kept = Path(str(failed.value).rpartition("kept as ")[2])
+    assert warplens.open(kept).manifest["complete"]
+
+
+def test_a_recording_whose_folder_is_gone_comes_to_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with warplens.record(tmp_path / "run.wlens") as rec:
+        add_launch(rec, monkeypatch)
+        shutil.rmtree(rec._folder)
+    assert rec.trace is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["run.wlens"]
+
+
+def test_below_record_a_block_says_what_it_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outer").mkdir()
+    monkeypatch.setenv(VARIABLE, to_text(Request(), str(tmp_path / "outer")))
+    for name in ("a.wlens", "b.wlens"):
+        with warplens.record(tmp_path / name) as rec:
+            add_launch(rec, monkeypatch)
+    (note,) = read_notes(tmp_path / "outer")
+    assert note["own_files"] == [str(tmp_path / "a.wlens"), str(tmp_path / "b.wlens")]
+
+
+def test_a_program_that_goes_to_another_folder_has_its_file_where_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
     with warplens.record("run.wlens") as rec:
-        assert rec._recorder is not None
-        monkeypatch.setattr(rec._recorder, "finish", lambda: {**made.manifest, "launches": []})
-        rec._keep.part.add(made.manifest, launch, kernel, made.records["records/000000.u32"])
+        add_launch(rec, monkeypatch)
         monkeypatch.chdir("other")
     assert rec.trace is not None
     assert rec.files == [tmp_path / "run.wlens"]
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["other", "run.wlens"]
+
+
+def test_a_block_that_is_paused_is_on_from_start_to_stop(tmp_path: Path) -> None:
+    with warplens.record(tmp_path / "run.wlens", paused=True) as rec:
+        own = rec._recorder
+        assert own is not None
+        seen = [own.on]
+        rec.start()
+        seen.append(own.on)
+        rec.stop()
+        assert [*seen, own.on] == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,42 @@ def test_threads_may_add_launches_at_once(tmp_path: Path) -> None:
     assert warplens.open(path).spans.height == 40 * 4 * 2 * 4
 
 
+CLOSES = """
+import os, sys
+from pathlib import Path
+from tests.unit.trace.test_part import FileError, add, fake_recording, write
+writer, manifest = write(Path("."), launches=1)
+part = fake_recording(blocks=4, warps=2, phases=4)
+os.closerange(3, 256)
+own = [open(f"own{number}.txt", "w+") for number in range(40)]
+sys.argv[1] == "add" and add(writer, manifest, part)
+sys.argv[1] == "replaced" and (os.rename("5.wlens.part", "x"), Path("5.wlens.part").write_text("mine"))
+try:
+    writer.finish(manifest)
+except FileError as error:
+    print(error)
+for file in own:
+    file.write("mine"), file.close()
+"""
+
+
+@pytest.mark.parametrize(("mode", "launches"), [("add", 2), ("finish", 1), ("replaced", None)])
+def test_files_of_a_program_that_closes_all_descriptors_are_its_own(
+    mode: str, launches: int | None, tmp_path: Path
+) -> None:
+    root = str(Path(__file__).parents[3])
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([root, f"{root}/src"])}
+    command = [sys.executable, "-Wignore", "-c", CLOSES, mode]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path.read_text(encoding="utf-8") for path in tmp_path.glob("own*.txt")} == {"mine"}
+    if launches is None:
+        assert done.stdout == "cannot write 5.wlens.part: another file has its name\n"
+        assert (tmp_path / "5.wlens.part").read_text(encoding="utf-8") == "mine"
+    else:
+        assert warplens.open(tmp_path / "5.wlens").launches.height == launches
+
+
 FORKS = """
 import os, sys
 from contextlib import suppress

@@ -64,6 +64,8 @@ class Device {
     if (!allocate() && error.empty()) error = "the device has no memory left for records";
   }
 
+  bool launching = false;  // a thread is about to make a launch that is recorded or timed
+
   // A slot that no launch uses; nullptr where all are in use.
   Slot* free_slot() {
     for (Slot& slot : slots_) {

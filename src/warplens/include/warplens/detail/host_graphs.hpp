@@ -2,11 +2,12 @@
 // that counts launches, and a window of them is recorded when the graph is replayed.
 //
 // In: launches as they are captured, and when recording is switched. Out: the launches of the window, to the writer.
-// Launches are counted by their blocks, so this holds for one kernel and shape: the first one that is captured. Others
-// run the build without marks; where there is none, nothing is recorded.
+// Launches are counted by their blocks, so this holds for one kernel and shape of a file and a GPU: the first one that
+// is captured. Others run the build without marks; where there is none, nothing of that file is recorded there.
 #ifndef WARPLENS_DETAIL_HOST_GRAPHS_HPP
 #define WARPLENS_DETAIL_HOST_GRAPHS_HPP
 
+#include <deque>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -18,68 +19,69 @@ namespace warplens {
 namespace detail {
 namespace host {
 
-class Graphs {
- public:
-  Graphs(const Driver& driver, const Options& options, Kernels& kernels, Writer& writer, LeftOut& left_out)
-      : driver_(driver), options_(options), kernels_(kernels), writer_(writer), left_out_(left_out) {}
+// What Graph and Graphs work with.
+struct OfGraphs {
+  const Driver& driver;
+  const Options& options;
+  Kernels& kernels;
+  Writer& writer;
+  LeftOut& left_out;
+};
 
-  // A launch that becomes a node, on `device`.
-  Decision captured(const Launch& launch, Kernel& kernel, Device& device, bool on) {
-    Decision decision;
-    decision.function = other_build(launch, kernel, true);
-    const Relaxed relaxed(driver_);
-    if (slot_ == nullptr) {
-      Slot* slot = device.free_slot();
-      if (slot == nullptr) return unrecorded(launch, kernel);
-      slot->busy = true;
-      device_ = &device, slot_ = slot, group_ = &kernels_.group_of(launch, kernel);
-      set_window(0, on);
-      launch.unit->rest[device.context] = slot->descriptor;
-      const Address symbol = launch.unit->symbols[device.context];
-      driver_.cuMemcpyHtoDAsync_v2(symbol, slot->descriptor, sizeof *slot->descriptor, device.stream);
-      driver_.cuStreamSynchronize(device.stream);
-    } else if (device_ != &device || group_ != &kernels_.group_of(launch, kernel)) {
-      if (kernel.clean != nullptr) {
-        ++left_out_.other_captured;
-        return unrecorded(launch, kernel);
-      }
-      if (!left_out_.mixed_graphs) device_->set_window(*slot_, 0, 0);
-      left_out_.mixed_graphs = true;
-    }
-    return decision;
+// Captured launches of one file on one GPU.
+class Graph {
+ public:
+  // `key`: of the file. On, if `on`, from the first launch.
+  Graph(const OfGraphs& of, const Launch& launch, const Unit* key, Kernel& kernel, Device& device, Slot& slot, bool on)
+      : of_(of), key_(key), device_(&device), slot_(&slot), group_(&of.kernels.group_of(launch, kernel)) {
+    slot.busy = true;
+    set_window(0, on);
+    launch.unit->rest[device.context] = slot.descriptor;
+    const Address symbol = launch.unit->symbols[device.context];
+    of_.driver.cuMemcpyHtoDAsync_v2(symbol, slot.descriptor, sizeof *slot.descriptor, device.stream);
+    of_.driver.cuStreamSynchronize(device.stream);
   }
 
-  bool is_open() const { return slot_ != nullptr && !taken_ && !left_out_.mixed_graphs; }
+  bool is_open() const { return !taken_ && !mixed_; }
   bool is_of(const Device& device) const { return device_ == &device; }
+  bool is_of(const Device& device, const Unit* key) const { return is_of(device) && key_ == key; }
+
+  // Another launch of the file; false where it is of another kernel or shape, and may be one without marks.
+  bool takes(const Launch& launch, Kernel& kernel) {
+    if (group_ == &of_.kernels.group_of(launch, kernel)) return true;
+    if (kernel.clean != nullptr) return false;
+    if (!mixed_) device_->set_window(*slot_, 0, 0);
+    mixed_ = of_.left_out.mixed_graphs = true;
+    return true;
+  }
 
   // Graphs may be replayed meanwhile: the first launch recorded is one that had not begun when the GPU could see the
   // window. Those that were under way have marks of some blocks alone, and are left out by `take`.
   void switch_to(bool on) {
-    if (!is_open()) return;
-    const Relaxed relaxed(driver_);
+    const Relaxed relaxed(of_.driver);
     Handle before = nullptr;
-    driver_.cuCtxGetCurrent(&before);
-    driver_.cuCtxSetCurrent(device_->context);
+    of_.driver.cuCtxGetCurrent(&before);
+    of_.driver.cuCtxSetCurrent(device_->context);
     switched_ = true;
     std::uint64_t ended = device_->blocks_ended(*slot_);
     for (std::uint64_t ahead = 0;; ahead = 2 * ahead + 4) {
       const std::uint64_t first = ended / blocks() + ahead, seen = ended;
       set_window(first, on);
       ended = device_->blocks_ended(*slot_);
-      if (!on || ended / blocks() < first + options_.skip || (ended == seen && ended % blocks() == 0)) break;
+      if (!on || ended / blocks() < first + of_.options.skip || (ended == seen && ended % blocks() == 0)) break;
     }
-    driver_.cuCtxSetCurrent(before);
+    of_.driver.cuCtxSetCurrent(before);
   }
 
   // The window once it has passed or, at the end, what there is of it. `lock`: the session's, given up meanwhile.
   void drain(std::unique_lock<std::mutex>& lock, bool at_end) {
-    if (!is_open()) return;
     lock.unlock();
-    const Relaxed relaxed(driver_);
-    driver_.cuCtxSetCurrent(device_->context);
+    const Relaxed relaxed(of_.driver);
+    of_.driver.cuCtxSetCurrent(device_->context);
     const std::uint64_t ended = device_->blocks_ended(*slot_) / blocks();
     if (at_end || ended >= window_end_) take(ended, *lock.mutex());
     lock.lock();
+    if (at_end && ended == 0) of_.left_out.not_counted.push_back(group_->kernel->name);
   }
 
  private:
@@ -89,8 +91,8 @@ class Graphs {
 
   // What is recorded from launch `number` on.
   void set_window(std::uint64_t number, bool on) {
-    if (on) window_end_ = number + options_.skip + options_.count;
-    device_->set_window(*slot_, number + options_.skip, on ? options_.count : 0);
+    if (on) window_end_ = number + of_.options.skip + of_.options.count;
+    device_->set_window(*slot_, number + of_.options.skip, on ? of_.options.count : 0);
   }
 
   static std::size_t blocks_in(const Words& words) {
@@ -103,7 +105,7 @@ class Graphs {
   void take(std::uint64_t ended, std::mutex& mutex) {
     taken_ = true;
     if (device_->calibrated) {
-      writer_.calibration("before", device_->calibration());
+      of_.writer.calibration("before", *device_, device_->calibration());
       device_->calibrated = false;
     }
     Contents contents;
@@ -125,7 +127,7 @@ class Graphs {
     for (const auto& entry : launches) {
       if (entry.first >= ended) continue;  // it has not ended
       if (switched_ && contents.lost_chunks == 0 && blocks_in(entry.second) < most) {
-        ++left_out_.partial;
+        ++of_.left_out.partial;
         continue;
       }
       if (!keep(entry.first, entry.second, contents, mutex)) return;
@@ -137,25 +139,76 @@ class Graphs {
     own.chunks = words.size() / layout::kChunkWords;
     own.lost_events = all.lost_events, own.lost_chunks = all.lost_chunks;  // of all: the first one tells
     all.lost_events = all.lost_chunks = 0;
-    const std::uint64_t number = writer_.launches();
-    if (!writer_.begin_records(*device_, own.chunks)) return false;
-    if (!writer_.add_records(words.data(), words.size() * 4)) return false;
+    const std::uint64_t number = of_.writer.launches();
+    if (!of_.writer.begin_records(*device_, own.chunks)) return false;
+    if (!of_.writer.add_records(words.data(), words.size() * 4)) return false;
     const std::lock_guard<std::mutex> lock(mutex);
-    kernels_.count_recorded(*group_);
-    writer_.add_launch(number, *group_, own, nullptr, options_, true, replay);
+    of_.kernels.count_recorded(*group_);
+    of_.writer.add_launch(number, *device_, *group_, own, nullptr, of_.options, true, replay);
     return true;
   }
 
-  const Driver& driver_;
-  const Options& options_;
-  Kernels& kernels_;
-  Writer& writer_;
-  LeftOut& left_out_;
-  Device* device_ = nullptr;
-  Slot* slot_ = nullptr;
-  Group* group_ = nullptr;
-  bool taken_ = false, switched_ = false;
+  OfGraphs of_;
+  const Unit* key_;
+  Device* device_;
+  Slot* slot_;
+  Group* group_;
+  bool taken_ = false, switched_ = false, mixed_ = false;
   std::uint64_t window_end_ = ~0ull;
+};
+
+class Graphs {
+ public:
+  explicit Graphs(const OfGraphs& of) : of_(of) {}
+
+  // A launch that becomes a node, on `device`.
+  Decision captured(const Launch& launch, Kernel& kernel, Device& device, bool on) {
+    Decision decision;
+    decision.function = other_build(launch, kernel, true);
+    const Relaxed relaxed(of_.driver);
+    const Unit* key = launch.unit->relocatable ? nullptr : launch.unit;  // those may call functions of each other
+    std::size_t taken = 0;                                               // slots
+    for (Graph& graph : graphs_) {
+      taken += graph.is_of(device);
+      if (!graph.is_of(device, key)) continue;
+      if (graph.takes(launch, kernel)) return decision;
+      ++of_.left_out.other_captured;
+      return unrecorded(launch, kernel);
+    }
+    Slot* slot = taken + 1 < kSlots ? device.free_slot() : nullptr;  // one stays for launches that are not captured
+    if (slot == nullptr) {
+      ++of_.left_out.without_slot;
+      return unrecorded(launch, kernel);
+    }
+    graphs_.emplace_back(of_, launch, key, kernel, device, *slot, on);
+    return decision;
+  }
+
+  void switch_to(bool on) {
+    for (Graph& graph : graphs_) {
+      if (graph.is_open()) graph.switch_to(on);
+    }
+  }
+
+  bool has_open(const Device& device) const {
+    for (const Graph& graph : graphs_) {
+      if (graph.is_open() && graph.is_of(device)) return true;
+    }
+    return false;
+  }
+
+  // Those whose window has passed; all of `ended`, a device on which nothing runs any more. `lock` is given up
+  // meanwhile, and others may be captured.
+  void drain(std::unique_lock<std::mutex>& lock, const Device* ended) {
+    for (std::size_t i = 0; i < graphs_.size(); ++i) {
+      Graph& graph = graphs_[i];
+      if (graph.is_open() && (ended == nullptr || graph.is_of(*ended))) graph.drain(lock, ended != nullptr);
+    }
+  }
+
+ private:
+  OfGraphs of_;
+  std::deque<Graph> graphs_;  // addresses stay
 };
 
 }  // namespace host

@@ -5,6 +5,8 @@
 
 #include <cxxabi.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -17,6 +19,8 @@
 namespace warplens {
 namespace detail {
 namespace host {
+
+constexpr std::uintptr_t kStreamPerThreadHandle = 2;  // CU_STREAM_PER_THREAD
 
 // A translation unit that includes host.hpp.
 struct Unit {
@@ -92,12 +96,25 @@ struct Launch {
   void** arguments;
 };
 
+// Which stream a thread means: each has its own by the name of the default stream of threads.
+struct StreamOf {
+  Handle handle = nullptr;
+  std::uint64_t thread = 0;
+  StreamOf() = default;
+  explicit StreamOf(Handle stream) : handle(stream) {
+    static std::atomic<std::uint64_t> threads{0};
+    thread_local const std::uint64_t own = ++threads;
+    if (stream == reinterpret_cast<Handle>(kStreamPerThreadHandle)) thread = own;
+  }
+  bool operator==(const StreamOf& other) const { return handle == other.handle && thread == other.thread; }
+};
+
 struct Pending {
   Device* device = nullptr;
   Group* group = nullptr;
   Slot* slot = nullptr;  // nullptr: it is timed alone
   Handle start = nullptr, stop = nullptr, done = nullptr;
-  Handle stream = nullptr;
+  StreamOf stream;
   bool clean = false, timed = false;
 };
 
@@ -109,9 +126,12 @@ struct Decision {
 
 // Launches that were not recorded though they were asked for, by reason.
 struct LeftOut {
-  std::uint64_t overlapped = 0, mixed = 0, crowded = 0, compiled_otherwise = 0, partial = 0, other_captured = 0;
+  std::uint64_t overlapped = 0, beside = 0, mixed = 0, crowded = 0, newest = 0, partial = 0, other_captured = 0,
+                without_slot = 0;
+  std::map<std::string, std::uint64_t> other_policy;  // by the policy that their code was compiled for
+  std::string asked_policy;
   bool mixed_graphs = false;
-  std::vector<std::string> not_replayed;
+  std::vector<std::string> not_replayed, not_counted;  // of --replay; of graphs
 
   std::vector<std::string> texts() const {
     std::vector<std::string> out;
@@ -119,13 +139,29 @@ struct LeftOut {
       if (count > 0) out.push_back(std::to_string(count) + " " + why);
     };
     say(overlapped, "launches beside a recorded one on another stream");
+    say(beside, "launches while another thread made one that is recorded");
     say(mixed, "launches that another one wrote beside");
     say(crowded, "launches that found no memory free within 2 s");
-    say(compiled_otherwise, "launches of code that was compiled for another policy, or of which the newest was asked");
+    for (const auto& own : other_policy) {
+      say(own.second,
+          ("launches of code that was compiled for policy " + own.first + ", and --policy asks for " + asked_policy +
+           ": compile it with -DWARPLENS_POLICY=" + asked_policy +
+           (own.first == "stream" ? ", unless `warplens nvcc` put its marks in," : ",") + " or leave --policy out")
+              .c_str());
+    }
+    say(newest,
+        "launches of code that nvcc built, which keeps the oldest records: --keep newest is for warplens.Kernel alone");
     say(partial, "replays that were under way when recording was switched on or off");
     say(other_captured,
-        "captured launches of another kernel, shape or GPU than the first: one is recorded; -k and --grids choose it");
+        "captured launches of another kernel or shape than the first of their file: one is recorded; -k and --grids "
+        "choose it");
+    say(without_slot, "captured launches of more files than three on a GPU, or while no memory was free");
     for (const std::string& why : not_replayed) out.push_back("replays of " + why);
+    for (const std::string& name : not_counted) {
+      out.push_back("captured launches of " + name +
+                    ": none was seen to run; the graph was not replayed, or `warplens nvcc` put the marks in, which "
+                    "count no replays");
+    }
     if (mixed_graphs)
       out.push_back(
           "replays of graphs: kernels or shapes differ, and without WARPLENS_PAIR their marks cannot be told apart");
@@ -214,6 +250,14 @@ inline bool is_automatic(const char* text) {
   for (const char* at = text; *at != '\0' && *at != '\x1d' && (at == text || *at != '\x1e'); ++at)
     fields += *at == '\x1f';
   return *text == '\x1e' && fields == 5;
+}
+
+// Whether there are marks of `warplens nvcc` in this process.
+inline bool has_automatic_marks() {
+  for (const SiteSet* set : site_sets()) {
+    if (is_automatic(set->text)) return true;
+  }
+  return false;
 }
 
 // What wrote the records of a set's kernels: automatic marks always do as the policy `stream`.

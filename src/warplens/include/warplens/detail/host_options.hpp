@@ -111,6 +111,8 @@ struct Options {
     wanted = !folder.empty() && every_block > 0;
   }
 
+  bool is_policy(const std::string& of_code) const { return policy == "auto" || policy == of_code; }
+
   bool takes(const unsigned* grid) const {
     if (grids.empty()) return true;
     for (const auto& sizes : grids) {

@@ -11,6 +11,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -47,9 +49,13 @@ class Session {
       kernel.other_range = true;
       return unrecorded(launch, kernel);
     }
-    if (options_.keep != "oldest" || (options_.policy != "auto" && options_.policy != launch.unit->policy)) {
-      ++left_out_.compiled_otherwise;
-      return {};
+    if (!options_.is_policy(launch.unit->policy) && !(options_.policy == "stream" && has_automatic_marks())) {
+      ++left_out_.other_policy[launch.unit->policy];
+      return unrecorded(launch, kernel);
+    }
+    if (options_.keep != "oldest") {
+      ++left_out_.newest;
+      return unrecorded(launch, kernel);
     }
     const bool past = !on_ || matched_++ < options_.skip || ended_;
     void* made = nullptr;
@@ -67,10 +73,7 @@ class Session {
     if (past || kept_ >= options_.count) return unrecorded(launch, kernel);
     Device* device = device_of(launch, context);
     if (device == nullptr || !device->error.empty()) return unrecorded(launch, kernel);
-    if (overlaps(launch, *device)) {
-      ++left_out_.overlapped;
-      return unrecorded(launch, kernel);
-    }
+    if (is_beside(launch, *device)) return unrecorded(launch, kernel);
     Group& group = kernels_.group_of(launch, kernel);
     const bool clean = !options_.replay && group.timed_clean < options_.rounds && group.turn++ % 2 == 1;
     return clean ? timed(launch, kernel, group, *device) : recorded(lock, launch, kernel, group, *device);
@@ -81,6 +84,7 @@ class Session {
     Pending& pending = decision.pending;
     if (pending.group == nullptr) return;
     std::lock_guard<std::mutex> lock(mutex_);
+    pending.device->launching = false;
     // Had the GPU come to the start before the kernel was there, the time would be the host's.
     if (pending.start != nullptr) {
       pending.timed = driver_.cuEventQuery(pending.start) == kNotReady;
@@ -138,8 +142,15 @@ class Session {
       return;
     }
     if (drainer_.joinable()) drainer_.join();
-    for (auto& entry : devices_) finish_device(*entry.second);
-    writer_.finish(driver_, summary());
+    // Another kernel of the program's may not end, for which these calls would wait: then the file stays a part.
+    const auto finished = std::make_shared<std::promise<void>>();
+    std::thread([this, finished] {
+      for (auto& entry : devices_) finish_device(*entry.second);
+      finished->set_value();
+    }).detach();
+    if (finished->get_future().wait_for(kLongestWait) == std::future_status::ready) {
+      writer_.finish(driver_, summary());
+    }
   }
 
  private:
@@ -171,7 +182,8 @@ class Session {
         on_(!options.paused),
         kernels_(driver, options),
         writer_(options),
-        graphs_(driver, options, kernels_, writer_, left_out_) {
+        graphs_({driver, options, kernels_, writer_, left_out_}) {
+    left_out_.asked_policy = options.policy;
     if (driver_.missing != nullptr) ended_ = true;
   }
 
@@ -249,12 +261,15 @@ class Session {
     }
   }
 
-  // Two launches at once would share one descriptor: the later one is left out.
-  bool overlaps(const Launch& launch, const Device& device) const {
+  // Two launches at once would share one descriptor: the later one is left out, and counted. So it is where a thread is
+  // between `begin` and `end`, since what is put into the stream meanwhile would come before its kernel.
+  bool is_beside(const Launch& launch, const Device& device) {
+    if (device.launching) return ++left_out_.beside, true;
+    const StreamOf stream(launch.stream);
     for (const Pending& pending : queue_) {
-      if (pending.device == &device && pending.slot != nullptr && pending.stream != launch.stream &&
+      if (pending.device == &device && pending.slot != nullptr && !(pending.stream == stream) &&
           driver_.cuEventQuery(pending.done) == kNotReady) {
-        return true;
+        return ++left_out_.overlapped, true;
       }
     }
     return false;
@@ -273,8 +288,9 @@ class Session {
     pending.start = spare_.back().first;
     pending.stop = pending.done = spare_.back().second;
     spare_.pop_back();
-    pending.device = &device, pending.group = &group, pending.stream = launch.stream, pending.clean = true;
+    pending.device = &device, pending.group = &group, pending.stream = StreamOf(launch.stream), pending.clean = true;
     ++group.timed_clean;
+    device.launching = true;
     decision.function = other_build(launch, kernel, false);
     if (options_.cold_l2) device.flush_l2(launch.stream);
     driver_.cuEventRecord(pending.start, launch.stream);
@@ -286,15 +302,16 @@ class Session {
     Slot* slot = device.free_slot();
     if (slot == nullptr) {
       room_.wait_for(lock, kLongestWait, [&] { return (slot = device.free_slot()) != nullptr || stopped_; });
+      if (slot != nullptr && is_beside(launch, device)) return unrecorded(launch, kernel);  // others came meanwhile
     }
     if (slot == nullptr || stopped_) {
       ++left_out_.crowded;
       return unrecorded(launch, kernel);
     }
-    slot->busy = true;
+    slot->busy = device.launching = true;
     Decision decision;
     Pending& pending = decision.pending;
-    pending.device = &device, pending.group = &group, pending.slot = slot, pending.stream = launch.stream;
+    pending.device = &device, pending.group = &group, pending.slot = slot, pending.stream = StreamOf(launch.stream);
     pending.done = slot->done;
     if (!options_.replay && group.timed_traced < options_.rounds) {
       ++group.timed_traced;
@@ -325,7 +342,7 @@ class Session {
       watch_switch();
       if (queue_.empty()) {
         draining_ = true;
-        graphs_.drain(lock, false);
+        graphs_.drain(lock, nullptr);
         draining_ = false;
         continue;
       }
@@ -364,7 +381,7 @@ class Session {
       return;
     }
     if (pending.device->calibrated) {
-      writer_.calibration("before", pending.device->calibration());
+      writer_.calibration("before", *pending.device, pending.device->calibration());
       pending.device->calibrated = false;
     }
     Contents contents;
@@ -380,6 +397,13 @@ class Session {
       --kept_;
       return;
     }
+    const std::string policy = policy_of(contents.sites_hash, group.unit->policy);
+    if (well && !options_.is_policy(policy)) {
+      ++left_out_.other_policy[policy];
+      --kept_;
+      writer_.drop_records();
+      return;
+    }
     if (!well || contents.grids.size() > 1) {
       if (well) ++left_out_.mixed;  // another launch wrote beside it: whose is whose is not known
       writer_.drop_records();
@@ -388,19 +412,19 @@ class Session {
     if (has_time) group.traced_ns.push_back(ms * 1e6);
     if (contents.sites_hash != 0) group.sites_hash = contents.sites_hash;
     kernels_.count_recorded(group);
-    writer_.add_launch(number, group, contents, pending.stream, options_, false, 0);
+    writer_.add_launch(number, *pending.device, group, contents, pending.stream.handle, options_, false, 0);
   }
 
   void finish_device(Device& device) {
     if (!device.error.empty() || driver_.cuCtxSetCurrent(device.context) != kSuccess) return;
-    if (graphs_.is_open() && graphs_.is_of(device)) {
+    if (graphs_.has_open(device)) {
       driver_.cuCtxSynchronize();
       std::unique_lock<std::mutex> lock(mutex_);
-      graphs_.drain(lock, true);
+      graphs_.drain(lock, &device);
     }
     if (device.calibrators.first == nullptr || writer_.launches() == 0) return;
     if (device.calibrate(device.calibrators.first, device.stream)) {
-      writer_.calibration("after", device.calibration());
+      writer_.calibration("after", device, device.calibration());
       writer_.set_step(device.step_ns(device.calibrators.second));
     }
   }

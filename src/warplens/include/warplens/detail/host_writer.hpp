@@ -62,8 +62,8 @@ class Writer {
   }
   void drop_records() { begun_ = false; }  // the next member is written over it
 
-  void add_launch(std::uint64_t number, const Group& group, const Contents& contents, Handle stream,
-                  const Options& options, bool replayed, std::uint64_t replay) {
+  void add_launch(std::uint64_t number, const Device& device, const Group& group, const Contents& contents,
+                  Handle stream, const Options& options, bool replayed, std::uint64_t replay) {
     if (begun_ && !file_.end()) return complain(file_.error());
     const Shape& shape = group.shape;
     const std::string blocks = options.blocks.empty() ? "null" : listed(options.blocks);
@@ -72,7 +72,8 @@ class Writer {
                               ",\"block\":" + listed(shape.block) + ",\"cluster\":" + listed(shape.cluster) +
                               ",\"shared_bytes\":" + std::to_string(shape.shared_bytes) +
                               ",\"stream\":" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) +
-                              ",\"rank\":" + rank() + ",\"replay\":" + std::to_string(replay) + ",\"grid_id\":" + grid +
+                              ",\"device\":" + std::to_string(device.number) + ",\"rank\":" + rank() +
+                              ",\"replay\":" + std::to_string(replay) + ",\"grid_id\":" + grid +
                               ",\"records\":" + (begun_ ? json_text(member(number)) : "null") +
                               ",\"lost_events\":" + std::to_string(contents.lost_events) +
                               ",\"lost_chunks\":" + std::to_string(contents.lost_chunks) +
@@ -88,7 +89,7 @@ class Writer {
     ++launches_;
   }
 
-  void calibration(const char* when, const std::vector<Pair>& pairs) {
+  void calibration(const char* when, const Device& device, const std::vector<Pair>& pairs) {
     std::string columns[3];
     for (const Pair& pair : pairs) {
       const std::string comma = columns[0].empty() ? "" : ",";
@@ -96,8 +97,9 @@ class Writer {
       columns[1] += comma + std::to_string(pair.globaltimer_ns);
       columns[2] += comma + std::to_string(pair.clock_cycles);
     }
-    calibrations_.push_back("{\"when\":" + json_text(when) + ",\"sm\":[" + columns[0] + "],\"globaltimer_ns\":[" +
-                            columns[1] + "],\"clock_cycles\":[" + columns[2] + "]}");
+    calibrations_.push_back("{\"when\":" + json_text(when) + ",\"device\":" + std::to_string(device.number) +
+                            ",\"sm\":[" + columns[0] + "],\"globaltimer_ns\":[" + columns[1] + "],\"clock_cycles\":[" +
+                            columns[2] + "]}");
   }
   void set_step(std::uint64_t ns) { step_ns_ = ns; }
 

@@ -1,0 +1,52 @@
+"""What recording costs a program that launches `warplens.Kernel`: host time of a launch. See run.py.
+
+`launches.py COUNT EVENTS PAUSE`: EVENTS a launch; PAUSE in us behind each, in which the thread sleeps. The memory is
+the GPU's own, so that nothing is copied. Out: a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+
+import warplens
+from warplens.capture import driver
+
+SOURCE = """#include <warplens/warplens.cuh>
+WARPLENS_SITES(steps, step);
+template <bool kTrace> __global__ void marked(float* p, int turns) {
+  warplens::Recorder<steps, kTrace> rec;
+  float v = p[threadIdx.x];
+  for (int i = 0; i < turns; ++i) {
+    rec.phase(steps::step);
+    for (int k = 0; k < 16; ++k) v = v * 1.0001f + 0.5f;
+  }
+  p[blockIdx.x * blockDim.x + threadIdx.x] = v;
+}"""
+BLOCKS, THREADS = 132, 128
+
+
+def main() -> None:
+    """Launch and measure; the first tenth is not counted."""
+    count, events, pause_us = (int(text) for text in sys.argv[1:4])
+    kernel = warplens.Kernel(SOURCE, "marked<true>")
+    memory = driver.DeviceMemory(4 * BLOCKS * THREADS)
+    driver.call("cuMemsetD8", memory.address, 0, memory.size_bytes)
+    pointer, turns = np.uint64(memory.address), np.int32(events // (BLOCKS * THREADS // 32))
+    took_us = []
+    for _ in range(count):
+        begin_ns = time.perf_counter_ns()
+        kernel.launch(BLOCKS, THREADS, pointer, turns)
+        took_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
+        if pause_us:
+            time.sleep(pause_us / 1e6)
+    driver.call("cuCtxSynchronize")
+    p50_us, p90_us = (round(float(value), 3) for value in np.percentile(took_us[count // 10 :], [50, 90]))
+    print(json.dumps({"launches": count, "p50_us": p50_us, "p90_us": p90_us, "max_us": round(max(took_us), 1)}))
+
+
+if __name__ == "__main__":
+    main()
