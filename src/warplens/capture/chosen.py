@@ -26,10 +26,11 @@ _NAMED: Final = re.compile(r"function '([^']+)'")
 
 @dataclass
 class Built:
-    """What ptxas says of a module, by its kernels: registers, bytes that spill, shared memory, and complaints (C75xx)
-    with how often each came."""
+    """What ptxas says of a module, by its kernels: registers, bytes of local memory, bytes that spill, shared memory,
+    and complaints (C75xx) with how often each came."""
 
     registers: dict[str, int] = field(default_factory=dict)
+    frames: dict[str, int] = field(default_factory=dict)
     spills: dict[str, int] = field(default_factory=dict)
     shared: dict[str, int] = field(default_factory=dict)
     complaints: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -43,6 +44,7 @@ class Built:
             if found := _COMPILING.search(line):
                 name = found[1] or found[2]
             elif found := _SPILLS.search(line):
+                out.frames[name] = int(found[1])
                 out.spills[name] = int(found[2]) + int(found[3])
             elif found := _USED.search(line):
                 out.registers[name] = int(found[1])
@@ -70,11 +72,12 @@ class Built:
 @dataclass
 class Chosen:
     """The module with marks; `text` is None where no kernel can have any. `lines`: what was tried, and what is not
-    marked, a line each."""
+    marked, a line each. `clean`: the build without marks."""
 
     text: str | None
     kernels: list[Kernel] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    clean: Built = field(default_factory=Built)
 
 
 @dataclass
@@ -119,7 +122,8 @@ def choose(
     while True:
         own = _made(text, tries, kernels, in_program) if any(tried.at for tried in tries.values()) else found
         if not any(kernel.site_set for kernel in own.kernels):
-            return Chosen(None, own.kernels, lines + [f"{name}: it gets {tried.name}" for name, tried in tries.items()])
+            lines += [f"{name}: it gets {tried.name}" for name, tried in tries.items()]
+            return Chosen(None, own.kernels, lines, clean)
         build = Built.of(assemble(own.text))
         worse = {name: why for name, tried in tries.items() if (why := tried.worse(build, clean, name))}
         if not worse:
@@ -131,7 +135,7 @@ def choose(
         if tried.at:
             lines.append(f"{name}: it gets {tried.name}")
     lines += [f"{kernel.name}: {line}" for kernel in own.kernels for line in kernel.left_out]
-    return Chosen(own.text, own.kernels, lines)
+    return Chosen(own.text, own.kernels, lines, clean)
 
 
 def _made(text: str, tries: dict[str, _Tries], kernels: str | None, in_program: bool) -> Instrumented:

@@ -21,10 +21,11 @@ from tests.unit.capture.test_arena import FakeMemory
 from tests.unit.capture.triton_stand_in import CompiledKernel, Fake
 from tests.unit.instrument.test_recorder import LOOP, STRAIGHT
 from warplens import layout
-from warplens.capture import driver, machine, triton_builds, triton_manifest, triton_memory
+from warplens.capture import driver, machine, python, python_manifest, python_memory, triton_builds
 from warplens.capture import triton as capture_triton
 from warplens.capture.modules import parse_sites
-from warplens.capture.triton import TritonCapture, TritonOptions
+from warplens.capture.python import PythonOptions
+from warplens.capture.triton import TritonCapture
 from warplens.trace import Trace
 
 DESCRIPTOR = 0x1000
@@ -115,13 +116,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     calibrator = SimpleNamespace(
         step_ns=lambda _: 32, begin=lambda _: None, read=lambda _, when, __: {"when": when, **own.pairs()}
     )
-    monkeypatch.setattr(triton_memory, "Calibrator", lambda *_: calibrator)
+    monkeypatch.setattr(python_memory, "Calibrator", lambda *_: calibrator)
     monkeypatch.setattr(triton_builds, "registers_and_frame", lambda _: (32, 0))
     resources = {"registers": 40, "shared_bytes": 0, "local_bytes": 0, "resident_blocks": 6}
     native_function = SimpleNamespace(resources=lambda *_: resources)
-    monkeypatch.setattr(triton_manifest, "Function", lambda *_: native_function)
-    monkeypatch.delattr(triton_manifest, "audit_builds")
-    monkeypatch.setattr(capture_triton, "is_captured", lambda stream: stream == GRAPH_STREAM)
+    monkeypatch.setattr(python_manifest, "Function", lambda *_: native_function)
+    monkeypatch.delattr(python_manifest, "audit_builds")
+    monkeypatch.setattr(python, "is_captured", lambda stream: stream == GRAPH_STREAM)
     monkeypatch.setattr(capture_triton, "read_site_sets", site_sets)
     return own
 
@@ -148,7 +149,7 @@ def trace_of(capture: TritonCapture) -> Trace:
 
 def record(gpu: Gpu, program: Callable[[], None], **options: Any) -> TritonCapture:
     del gpu
-    capture = TritonCapture(TritonOptions(capacity_bytes=8 << 20, **options), quiet=True)
+    capture = TritonCapture(PythonOptions(capacity_bytes=8 << 20, **options), quiet=True)
     with capture:
         program()
     return capture
@@ -233,7 +234,7 @@ def test_the_first_launch_of_all_in_a_graph_is_told(gpu: Gpu) -> None:
 
 def test_blocks_and_paused_parts_are_left_out(gpu: Gpu) -> None:
     kernel = kernel_of(STRAIGHT, "straight", 64)
-    capture = TritonCapture(TritonOptions(capacity_bytes=8 << 20, blocks=(0, 2), paused=True), quiet=True)
+    capture = TritonCapture(PythonOptions(capacity_bytes=8 << 20, blocks=(0, 2), paused=True), quiet=True)
     with capture:
         gpu.launch(kernel, 3)
         capture.on = True
@@ -260,7 +261,7 @@ def test_what_a_process_recorded_is_written_when_it_is_enough(gpu: Gpu) -> None:
     """A server may never end: its launches are read while it goes on."""
     kernel = kernel_of(STRAIGHT, "straight", 64)
     done: list[Any] = []
-    capture = TritonCapture(TritonOptions(capacity_bytes=8 << 20, launch_count=2), quiet=True, done=done.append)
+    capture = TritonCapture(PythonOptions(capacity_bytes=8 << 20, launch_count=2), quiet=True, done=done.append)
     with capture:
         for _ in range(3):
             gpu.launch(kernel, 3)
@@ -280,13 +281,13 @@ def test_threads_that_launch_their_first_kernels_at_once_share_one_memory(
 
     def memory(*arguments: Any, **named: Any) -> Any:
         time.sleep(0.2)
-        made.append(triton_memory.Memory(*arguments, **named))
+        made.append(python_memory.Memory(*arguments, **named))
         return made[-1]
 
-    monkeypatch.setattr(capture_triton, "Memory", memory)
+    monkeypatch.setattr(python, "Memory", memory)
     kernels = [kernel_of(STRAIGHT, name, 64) for name in ("one", "two", "two")]
     kernels[2] = kernels[1]
-    capture = TritonCapture(TritonOptions(capacity_bytes=8 << 20), quiet=True)
+    capture = TritonCapture(PythonOptions(capacity_bytes=8 << 20), quiet=True)
     with capture:
         threads = [threading.Thread(target=own.launch_metadata, args=((2,), 7)) for own in kernels]
         for thread in threads:

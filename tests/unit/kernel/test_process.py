@@ -16,7 +16,7 @@ from warplens.capture.notes import read_notes
 from warplens.capture.recording import Recording
 from warplens.capture.request import Asked, Request
 from warplens.cli.record import _tell_left_out, _tell_what_ran
-from warplens.triton.process import _Process
+from warplens.kernel.process import _Process
 
 STAND_IN = """
 from types import ModuleType as _Module, SimpleNamespace as _Space
@@ -154,13 +154,14 @@ def test_a_process_that_is_ended_before_its_records_were_read_has_left_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = _Process(Asked(Request(), str(tmp_path)))
+    process.capture._doors.append(SimpleNamespace(package="Triton"))  # type: ignore[arg-type]
     process._seen()
     assert read_notes(tmp_path) == []  # nothing is on the GPU yet
     process.capture._gpu = SimpleNamespace()  # type: ignore[assignment]
     process._seen()
     _tell_what_ran(read_notes(tmp_path), Request())
     said = capsys.readouterr().err
-    assert f"not recorded: Triton's kernels of process {os.getpid()}: it ended before its records were read" in said
+    assert f"not recorded: kernels of Triton in process {os.getpid()}: it ended before its records were read" in said
     assert "no launch was seen" not in said
     made = fake_recording(blocks=2, warps=1, sms=1)
     process._write(Recording(made.manifest, made.records))
