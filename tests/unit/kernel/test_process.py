@@ -154,7 +154,7 @@ def test_a_process_that_is_ended_before_its_records_were_read_has_left_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = _Process(Asked(Request(), str(tmp_path)))
-    process.capture._doors.append(SimpleNamespace(package="Triton"))  # type: ignore[arg-type]
+    process.capture._doors.append(SimpleNamespace(package="Triton"))
     process._seen()
     assert read_notes(tmp_path) == []  # nothing is on the GPU yet
     process.capture._gpu = SimpleNamespace()  # type: ignore[assignment]
