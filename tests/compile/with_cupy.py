@@ -61,7 +61,7 @@ def main() -> None:
     compiler._get_arch = lambda: "90"
     compiler._get_arch_for_options_for_nvrtc = lambda arch=None: ("-arch=sm_90", "cubin")
     compiler._kernel_cache_backend = Cache()
-    before = {name: getattr(compiler, name) for name in dir(compiler)}
+    before = {name: own for name, own in vars(compiler).items() if callable(own)}
     capture = PythonCapture(PythonOptions(), quiet=True)
     capture.join(CupyDoor)
     module = module_of(SOURCE, NAMES, ("-std=c++17",))
