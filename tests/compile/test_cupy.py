@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.compile,
-    pytest.mark.skipif(
-        importlib.util.find_spec("cupy") is None, reason="needs CuPy: pip install cupy-cuda13x nvidia-nvjitlink"
-    ),
-]
+pytestmark = pytest.mark.compile
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("cupy") is None, reason="needs CuPy: pip install cupy-cuda13x nvidia-nvjitlink"
+)
 def test_modules_are_marked_while_recording_alone_and_no_cache_has_them(tmp_path: Path) -> None:
     program = str(Path(__file__).with_name("with_cupy.py"))
     variables = {**os.environ, "CUPY_CACHE_DIR": str(tmp_path)}
