@@ -23,7 +23,7 @@ from warplens.capture.python import PythonCapture
 from warplens.capture.python_manifest import Loaded
 from warplens.errors import KernelWarning
 
-_DOORS: Final = {
+_CHANGED: Final = {
     "cupy._core.raw": ("_get_raw_module",),
     "cupy._core.core": ("compile_with_cache",),
     "cupy.cuda.compiler": ("_compile_with_cache_cuda", "compile_using_nvcc", "_NVRTCProgram"),
@@ -49,7 +49,7 @@ class CupyDoor:
         global _active
         try:
             cupy: Any = importlib.import_module("cupy")
-            raw, core, compiler = (importlib.import_module(name) for name in _DOORS)
+            raw, core, compiler = (importlib.import_module(name) for name in _CHANGED)
         except ImportError as error:
             self._tell(f"CuPy cannot be imported ({error}): none of its kernels is recorded")
             return
@@ -158,7 +158,7 @@ class CupyDoor:
                 self._tell(f"{name} is not marked: {why}")
             return original(source, options, *more, **named)
         try:
-            build = self._local.build = Build(source, self._capture.options, self._tell)
+            build = self._local.build = Build(source, self._capture.options.selection, self._capture.takes, self._tell)
             module = original(source, options, *more, **named)
             return _marked_module(module, build.kernels(int(module.ptr)))
         except Exception as error:
@@ -205,7 +205,7 @@ def _unfit(cupy: Any) -> str | None:
     version = getattr(cupy, "__version__", "?")
     if cupy.cuda.runtime.is_hip:
         return f"CuPy {version} is for AMD's GPUs: only kernels of NVIDIA GPUs are recorded"
-    for module, names in _DOORS.items():
+    for module, names in _CHANGED.items():
         for name in names:
             if not hasattr(importlib.import_module(module), name):
                 return f"CuPy {version} has no {module}.{name}, as CuPy 14 has: none of its kernels is recorded"
@@ -266,6 +266,8 @@ def _marked_module(plain: Any, kernels: dict[str, Kernel]) -> Any:
     """The module in a form that shows its launches; it takes the place of `plain`, which CuPy has loaded."""
     module = _module_class()()
     module.warplens_kernels = kernels
+    for own in kernels.values():
+        own.owner = module
     if plain.mapping is not None:
         module._set_mapping(plain.mapping)
     module.ptr, plain.ptr = plain.ptr, 0

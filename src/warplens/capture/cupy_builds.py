@@ -10,11 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from warplens.capture.assemble import Wish, assemble
 from warplens.capture.chosen import Chosen, choose
-from warplens.capture.python import PythonOptions
 from warplens.capture.python_manifest import Loaded
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
@@ -38,13 +37,15 @@ class Kernel:
     """A kernel of a module that was compiled while recording.
 
     `name`: as its users know it, `scale<float>`. `loaded`: None for one without marks. `selection`: the marks that were
-    asked for, None where none were. `function`: the driver's handle, once it is known.
+    asked for, None where none were. `function`: the driver's handle, once it is known. `owner`: what keeps the module
+    loaded, so that it is there as long as somebody may write to its memory.
     """
 
     name: str
     loaded: Loaded | None
     selection: Selection | None
     function: int = 0
+    owner: Any = None
 
 
 def first_kernel(source: str) -> str:
@@ -66,13 +67,15 @@ def unmarkable(options: Sequence[str], cooperative: bool) -> str | None:
 
 @dataclass
 class Build:
-    """One compilation on its way. `tell` says one line to the user.
+    """One compilation on its way.
 
+    `selection`: which marks; `takes`: whether a kernel of this name is wanted; `tell` says one line to the user.
     `file`: what the source is called in traces, for CuPy has it as a string. Is filled by `mark`.
     """
 
     source: str
-    options: PythonOptions
+    selection: Selection
+    takes: Callable[[str], bool]
     tell: Callable[[str], None]
     file: str = ""
     _text: str = ""
@@ -102,7 +105,7 @@ class Build:
             return None
 
     def _marked(self, wish: Wish) -> bytes | None:
-        wanted = [re.escape(symbol) for symbol, name in self._names.items() if self._takes(name)]
+        wanted = [re.escape(symbol) for symbol, name in self._names.items() if self.takes(name)]
         if not wanted:
             return None
         made: dict[str, bytes] = {}
@@ -112,7 +115,7 @@ class Build:
             return log
 
         pattern = f"^(?:{'|'.join(wanted)})$"
-        self._chosen = own = choose(self._text, self.options.selection, log_of, kernels=pattern)
+        self._chosen = own = choose(self._text, self.selection, log_of, kernels=pattern)
         for line in own.lines:
             symbol, _, rest = line.partition(": ")
             if rest.startswith("it gets") and not rest.startswith(_AS_WANTED):
@@ -130,7 +133,7 @@ class Build:
         for symbol, name in self._names.items():
             own = marked.get(symbol)
             loaded = self._loaded(symbol, own, module) if own is not None and own.site_set else None
-            out[symbol] = Kernel(name, loaded, self.options.selection if self._takes(name) else None)
+            out[symbol] = Kernel(name, loaded, self.selection if self.takes(name) else None)
         return out
 
     def _loaded(self, symbol: str, own: Instrumented, module: int) -> Loaded:
@@ -147,7 +150,7 @@ class Build:
             function=0,
             cubin=self._cubin,
             site_set=own.site_set,
-            level=self.options.selection.level,
+            level=self.selection.level,
             launch=Launch(int(target[2]) if target else 0, 0, clean.shared.get(symbol, 0)),
             cluster=tuple(int(size or 1) for size in cluster.groups()) if cluster else (1, 1, 1),
             clean=(clean.registers[symbol], clean.frames.get(symbol, 0)) if known else None,
@@ -155,9 +158,6 @@ class Build:
             left_out=tuple(f"{self._names[symbol]}: {line}" for line in own.left_out),
             texts={self.file: self.source},
         )
-
-    def _takes(self, name: str) -> bool:
-        return re.search(self.options.kernels or "", name) is not None
 
 
 def one_line(error: Exception) -> str:

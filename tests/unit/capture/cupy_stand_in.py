@@ -49,11 +49,14 @@ class Module:
     """As cupy.cuda.function's."""
 
     def __init__(self) -> None:
-        self.ptr, self.mapping = 0, None
+        self.ptr, self.mapping, self.fake = 0, None, fake
 
     def load(self, cubin: bytes) -> None:
         fake.loaded.append(cubin.decode())
         self.ptr = len(fake.loaded)
+
+    def __del__(self) -> None:
+        self.fake.unloaded += self.ptr != 0
 
     def get_function(self, name: Any) -> Function:
         return Function(self, name)
@@ -159,6 +162,7 @@ class Fake:
         self.cache: dict[str, bytes] = {}
         self.compiled: list[tuple[str, tuple[str, ...]]] = []
         self.loaded: list[str] = []
+        self.unloaded = 0
         self.gpu: Gpu | None = None
         self.modules: dict[str, ModuleType] = {}
 

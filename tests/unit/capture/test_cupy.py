@@ -195,6 +195,20 @@ def test_a_module_stays_one_for_its_kernels_and_its_variables(fake: Fake) -> Non
     assert module.get_function("loop").kernel.module is module.module
 
 
+def test_a_module_stays_loaded_until_its_records_are_read(gpu: Gpu, fake: Fake) -> None:
+    del gpu
+
+    def program() -> None:
+        launched(RawKernel(STRAIGHT, "straight"))
+        fake._memo.clear()  # as cupy.clear_memo does
+        gc.collect()
+        assert fake.unloaded == 0
+
+    assert len(trace_of(record(program)).manifest["launches"]) == 1
+    gc.collect()
+    assert fake.unloaded == 1
+
+
 def test_kernels_that_were_loaded_before_are_named_once(gpu: Gpu) -> None:
     del gpu
     early, module = RawKernel(STRAIGHT, "straight"), RawModule(code=BOTH)

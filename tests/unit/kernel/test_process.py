@@ -122,6 +122,28 @@ def test_a_fork_does_not_record_for_its_parent(tmp_path: Path) -> None:
     assert (done.stdout.count("ran"), done.stderr.count("k is not marked")) == (1, 1)
 
 
+CUPY = """
+import sys
+from types import ModuleType, SimpleNamespace
+__version__ = "8.0"
+cuda = SimpleNamespace(runtime=SimpleNamespace(is_hip=False))
+for name in ("_core", "_core.raw", "_core.core", "cuda", "cuda.compiler"):
+    sys.modules["cupy." + name] = ModuleType("cupy." + name)
+"""
+
+
+def test_each_package_is_waited_for_and_what_cannot_be_recorded_of_it_is_one_line(tmp_path: Path) -> None:
+    other = tmp_path / "lib" / "cupy"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text(CUPY, encoding="utf-8")
+    done = recorded(tmp_path, f"import cupy\n{PROGRAM}")
+    assert done.returncode == 3
+    why = "CuPy 8.0 has no cupy._core.raw._get_raw_module, as CuPy 14 has: none of its kernels is recorded"
+    assert done.stderr.count(f"not recorded: {why}") == 1, done.stderr
+    assert "1  k  (has no marks that ran)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 LAUNCH = """
 import multiprocessing, os, sys
 def launch():
