@@ -24,6 +24,8 @@ from warplens.errors import PtxError
 _LIMIT: Final = ("--maxrregcount", "-maxrregcount")
 _OF_PTXAS: Final = ("--ptxas-options", "-Xptxas")
 _LOG_BYTES: Final = 1 << 20
+_SHOWN: Final = 200
+_LONGEST: Final = 4000
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,19 @@ class Wish:
 def assemble(text: str, wish: Wish | None = None) -> tuple[bytes, str]:
     """Machine code of a PTX module for the GPU that it names (sm_90), and the log that `ptxas -v` writes.
 
-    Raises PtxError where no assembler takes it, with what each says.
+    Raises PtxError where no assembler takes it: the first line has the begin of what each says, the others all of it.
     """
     found = re.search(r"\.target\s+(sm_\d+\w*)", text)
     if found is None:
         raise PtxError("this is no PTX module: it has no .target with a GPU such as sm_90")
-    said = []
+    said, logs = [], []
     for name, way in (("nvJitLink", _by_nvjitlink), ("ptxas", _by_ptxas), ("the driver", _by_driver)):
         try:
             return way(text, found[1], wish or Wish())
         except Exception as error:  # it is not there, in the many ways of packages; or it refuses
-            said.append(f"{name}: {' '.join(str(error).split())[:300]}")
-    raise PtxError(f"nothing here turns PTX into machine code for {found[1]}: {'; '.join(said)}")
+            said.append(f"{name}: {' '.join(str(error).split())[:_SHOWN]}")
+            logs.append(str(error)[:_LONGEST])
+    raise PtxError("\n".join([f"nothing here turns PTX into machine code for {found[1]}: {'; '.join(said)}", *logs]))
 
 
 def _by_nvjitlink(text: str, arch: str, wish: Wish) -> tuple[bytes, str]:
