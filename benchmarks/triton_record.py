@@ -29,16 +29,17 @@ import triton_kernels as kernels
 from triton_marks import nvidia_smi
 
 import warplens
-from warplens.capture.triton import TritonCapture, TritonOptions
+from warplens.capture.python import PythonOptions
+from warplens.capture.triton import TritonCapture
 from warplens.instrument import Selection
 from warplens.trace.file import write_file
 
 SIZE, LAUNCHES = 4096, 22
 BATCH, ROUNDS, PASSES = 200, 10, 2
-FILES: dict[str, TritonOptions] = {
+FILES: dict[str, PythonOptions] = {
     # One wait and the phase behind it in each k-step, of every second block: as many records as Proton's in the text.
-    "11.5 M spans": TritonOptions(selection=Selection(sites="wait wgmma"), every_block=2, capacity_bytes=1 << 30),
-    "all waits": TritonOptions(capacity_bytes=2 << 30),
+    "11.5 M spans": PythonOptions(selection=Selection(sites="wait wgmma"), every_block=2, capacity_bytes=1 << 30),
+    "all waits": PythonOptions(capacity_bytes=2 << 30),
 }
 
 
@@ -49,7 +50,7 @@ def matmul() -> Callable[[], Any]:
     return lambda: kernels.matmul[(SIZE // 128, SIZE // 128)](a, b, c, *[SIZE] * 6, **blocks)
 
 
-def to_file(options: TritonOptions, folder: Path, *, opened: bool) -> dict[str, Any]:
+def to_file(options: PythonOptions, folder: Path, *, opened: bool) -> dict[str, Any]:
     """Seconds of each step from the launches' end to a file and, where it is opened, to spans."""
     launch = matmul()
     out: dict[str, Any] = {}
@@ -96,18 +97,18 @@ def host_times() -> dict[str, list[float]]:
         torch.cuda.synchronize()
         return elapsed * 1e6 / BATCH
 
-    def batches(options: TritonOptions | None) -> list[float]:
+    def batches(options: PythonOptions | None) -> list[float]:
         if options is None:
             return [batch() for _ in range(ROUNDS)]
         with TritonCapture(options):
             batch()  # compiles, and makes the memory
             return [batch() for _ in range(ROUNDS)]
 
-    ways: dict[str, TritonOptions | None] = {
+    ways: dict[str, PythonOptions | None] = {
         "not recording": None,
-        "recording other kernels": TritonOptions(kernels="another"),
-        "recorded": TritonOptions(),
-        "marked, beyond launch_count": TritonOptions(launch_count=1),
+        "recording other kernels": PythonOptions(kernels="another"),
+        "recorded": PythonOptions(),
+        "marked, beyond launch_count": PythonOptions(launch_count=1),
     }
     batch()
     times: dict[str, list[float]] = {name: [] for name in ways}

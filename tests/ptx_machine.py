@@ -59,10 +59,22 @@ class Machine:
     def executed(self, thread: int, at: int, taken: bool) -> None:
         """Is called at each instruction of a thread, `at` in the kernel; for what a test wants to know of it."""
 
-    def run(self, text: str, *, grid: int, threads: int, grid_id: int, arguments: dict[str, int] | None = None) -> None:
-        """Runs the module's first kernel warp after warp, in some lanes; a lane's clock begins where its warp's did."""
+    def run(
+        self,
+        text: str,
+        *,
+        grid: int,
+        threads: int,
+        grid_id: int,
+        arguments: dict[str, int] | None = None,
+        kernel: str | None = None,
+    ) -> None:
+        """Runs a kernel of the module, the first by default, warp after warp, in some lanes.
+
+        A lane's clock begins where its warp's did.
+        """
         module = read(text)
-        flow = Flow(module, module.entries[0])
+        flow = Flow(module, next(own for own in module.entries if kernel in (None, own.name)))
         for block in range(grid):
             for warp in range(-(-threads // 32)):
                 begin, longest = self.clock, self.clock

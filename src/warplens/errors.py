@@ -16,6 +16,8 @@
     │   └── SitesError                a kernel without sites, or a site table that cannot be read
     └── DisturbanceError           5: the traced build would not run as the clean one does
 
+and KernelWarning, a UserWarning: kernels of a program that are not recorded, while the program goes on.
+
 A message says what happened, what was expected and found, where, and what to do next.
 Doubt about single events is never an exception: it becomes a row of `Trace.problems`.
 """
@@ -110,3 +112,7 @@ class SitesError(RecordingError):
 
 class DisturbanceError(WarplensError):
     """The traced build would not run as the clean one does (fewer resident blocks, say)."""
+
+
+class KernelWarning(UserWarning):
+    """Something of a program's kernels is not recorded; the program itself goes on."""

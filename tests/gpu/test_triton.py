@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import warplens
-from warplens.capture.triton import TritonCapture, TritonOptions
+from warplens.capture.python import PythonOptions
+from warplens.capture.triton import TritonCapture
 from warplens.instrument import Selection
 from warplens.trace import Trace
 
@@ -79,7 +80,7 @@ def test_a_pipelined_matmul_is_recorded_at_every_level(level: str) -> None:
     multiply(out, a, b)
     expected = bits(out)
     out.zero_()
-    with TritonCapture(TritonOptions(selection=Selection(level), slab_chunks=1)) as capture:
+    with TritonCapture(PythonOptions(selection=Selection(level), slab_chunks=1)) as capture:
         multiply(out, a, b)
     assert torch.equal(bits(out), expected)
     trace = trace_of(capture)
@@ -94,9 +95,9 @@ def test_a_pipelined_matmul_is_recorded_at_every_level(level: str) -> None:
 
 def test_small_memory_loses_events_and_counts_them() -> None:
     a, b, out = noise(SIZE, SIZE), noise(SIZE, SIZE), torch.empty(SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
-    with TritonCapture(TritonOptions(slab_chunks=1)) as whole:
+    with TritonCapture(PythonOptions(slab_chunks=1)) as whole:
         multiply(out, a, b)
-    with TritonCapture(TritonOptions(slab_chunks=1, capacity_bytes=1 << 18)) as part:
+    with TritonCapture(PythonOptions(slab_chunks=1, capacity_bytes=1 << 18)) as part:
         multiply(out, a, b)
     every, some = trace_of(whole), trace_of(part)
     lost = some.manifest["launches"][0]["lost_events"]
@@ -120,7 +121,7 @@ def test_nothing_is_left_behind() -> None:
 
 def test_narrowed_to_every_fourth_block() -> None:
     x, w, out = noise(ROWS, WIDTH), noise(WIDTH), torch.empty(ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
-    with TritonCapture(TritonOptions(every_block=4, warp_mask=0b101)) as capture:
+    with TritonCapture(PythonOptions(every_block=4, warp_mask=0b101)) as capture:
         norm(out, x, w)
     trace = trace_of(capture)
     assert set(trace.spans["block"]) == set(range(0, ROWS, 4))
@@ -141,7 +142,7 @@ def test_replays_of_a_cuda_graph_are_recorded_each() -> None:
     norm(out, x, w)
     expected = bits(out)
     out.zero_()
-    with TritonCapture(TritonOptions(launch_skip=1, launch_count=3)) as capture:
+    with TritonCapture(PythonOptions(launch_skip=1, launch_count=3)) as capture:
         norm(out, x, w)  # the ordinary launch that is skipped
         graph = graph_of(lambda: norm(out, x, w))
         for _ in range(6):
@@ -214,7 +215,7 @@ def test_with_warplens_record_the_same_is_seen(tmp_path: Path) -> None:
 def test_launches_that_are_enough_are_read_while_the_program_goes_on() -> None:
     done: list[Any] = []
     x, w, out = noise(ROWS, WIDTH), noise(WIDTH), torch.empty(ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
-    capture = TritonCapture(TritonOptions(launch_count=2), done=done.append)
+    capture = TritonCapture(PythonOptions(launch_count=2), done=done.append)
     with capture:
         for _ in range(3):
             norm(out, x, w)

@@ -20,7 +20,7 @@ FOUNDATIONS = frozenset({"layout", "errors", "clock"})
 EXCEPTIONS = frozenset(
     {
         ("warplens.trace", "warplens.render.notebook.html"),  # Trace._repr_html_ shows itself
-        ("warplens.capture.site.sitecustomize", "warplens.triton.process.begin"),  # the begin of a process: no stage's
+        ("warplens.capture.site.sitecustomize", "warplens.kernel.process.begin"),  # the begin of a process: no stage's
         ("warplens.capture.corrections", "warplens.decode.corrections"),  # pure; what marks cost is a fact of a capture
     }
 )

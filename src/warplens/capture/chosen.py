@@ -2,7 +2,8 @@
 
 In: PTX, and a function that assembles it. Out: PTX with marks, each kernel with the first mode of `MODES` in which it
 neither spills more nor is said more about by ptxas (C75xx: wgmma made serial, setmaxnreg ignored) than when clean, and
-leaves as many blocks on an SM where its block's size is known. Starts no process itself.
+leaves as many blocks on an SM where its block's size is known; where it is not, the largest block that the clean build
+could have still fits. Starts no process itself.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ _SPILLS: Final = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores,
 _USED: Final = re.compile(r"Used (\d+) registers(?:.*?\b(\d+) bytes smem)?")
 _COMPLAINT: Final = re.compile(r"\(?\b(C75\d\d)\b")
 _FEWER_BLOCKS: Final = ", on fewer blocks"
+_MOST_WARPS: Final = 32  # of a block
 _NAMED: Final = re.compile(r"function '([^']+)'")
 
 
 @dataclass
 class Built:
-    """What ptxas says of a module, by its kernels: registers, bytes that spill, shared memory, and complaints (C75xx)
-    with how often each came."""
+    """What ptxas says of a module, by its kernels: registers, bytes of local memory, bytes that spill, shared memory,
+    and complaints (C75xx) with how often each came."""
 
     registers: dict[str, int] = field(default_factory=dict)
+    frames: dict[str, int] = field(default_factory=dict)
     spills: dict[str, int] = field(default_factory=dict)
     shared: dict[str, int] = field(default_factory=dict)
     complaints: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -43,6 +46,7 @@ class Built:
             if found := _COMPILING.search(line):
                 name = found[1] or found[2]
             elif found := _SPILLS.search(line):
+                out.frames[name] = int(found[1])
                 out.spills[name] = int(found[2]) + int(found[3])
             elif found := _USED.search(line):
                 out.registers[name] = int(found[1])
@@ -52,7 +56,7 @@ class Built:
                 out.complaints[named[1] if named else name, found[1]] += 1
         return out
 
-    def worse(self, clean: Built, name: str, launch: Launch | None) -> str:
+    def worse(self, clean: Built, name: str, room: Room | None) -> str:
         """What is worse of a kernel than in the clean build; "" for nothing."""
         more = self.spills.get(name, 0) - clean.spills.get(name, 0)
         if more > 0:
@@ -60,29 +64,43 @@ class Built:
         for (kernel, code), count in self.complaints.items():
             if kernel == name and count > clean.complaints[kernel, code]:
                 return f"ptxas says {code}"
-        if launch is not None and self.registers.get(name, 0) > clean.registers.get(name, 0):
-            before, now = launch.blocks(clean.registers.get(name, 0)), launch.blocks(self.registers.get(name, 0))
-            if now < before:
-                return f"{now} blocks fit on an SM in place of {before}"
+        if room is not None and self.registers.get(name, 0) > clean.registers.get(name, 0):
+            now = room.launch.blocks(self.registers.get(name, 0))
+            if now < room.blocks:
+                many = f"{now} blocks fit on an SM in place of {room.blocks}"
+                return (
+                    many if room.sized else f"a block of {room.launch.threads} threads would not fit on an SM any more"
+                )
         return ""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a kernel is to leave on an SM: so many blocks of `launch`. `sized`: whether the kernel says how large its
+    blocks are; else it is one block, of as many threads as the clean build could have."""
+
+    launch: Launch
+    blocks: int
+    sized: bool
 
 
 @dataclass
 class Chosen:
     """The module with marks; `text` is None where no kernel can have any. `lines`: what was tried, and what is not
-    marked, a line each."""
+    marked, a line each. `clean`: the build without marks."""
 
     text: str | None
     kernels: list[Kernel] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    clean: Built = field(default_factory=Built)
 
 
 @dataclass
 class _Tries:
-    """The modes of one kernel, in order, and which one it is at. `launch`: None where its blocks' size is not known."""
+    """The modes of one kernel, in order, and which one it is at. `room`: None where it is not known what fits."""
 
     modes: list[tuple[str, Mode]]
-    launch: Launch | None
+    room: Room | None
     at: int = 0
 
     @property
@@ -97,7 +115,7 @@ class _Tries:
         """What speaks against the mode that it is at; "" for nothing."""
         if self.mode.selection is None:
             return ""
-        return build.worse(clean, kernel, None if self.name.endswith(_FEWER_BLOCKS) else self.launch)
+        return build.worse(clean, kernel, None if self.name.endswith(_FEWER_BLOCKS) else self.room)
 
 
 def choose(
@@ -119,7 +137,8 @@ def choose(
     while True:
         own = _made(text, tries, kernels, in_program) if any(tried.at for tried in tries.values()) else found
         if not any(kernel.site_set for kernel in own.kernels):
-            return Chosen(None, own.kernels, lines + [f"{name}: it gets {tried.name}" for name, tried in tries.items()])
+            lines += [f"{name}: it gets {tried.name}" for name, tried in tries.items()]
+            return Chosen(None, own.kernels, lines, clean)
         build = Built.of(assemble(own.text))
         worse = {name: why for name, tried in tries.items() if (why := tried.worse(build, clean, name))}
         if not worse:
@@ -131,7 +150,7 @@ def choose(
         if tried.at:
             lines.append(f"{name}: it gets {tried.name}")
     lines += [f"{kernel.name}: {line}" for kernel in own.kernels for line in kernel.left_out]
-    return Chosen(own.text, own.kernels, lines)
+    return Chosen(own.text, own.kernels, lines, clean)
 
 
 def _made(text: str, tries: dict[str, _Tries], kernels: str | None, in_program: bool) -> Instrumented:
@@ -141,8 +160,8 @@ def _made(text: str, tries: dict[str, _Tries], kernels: str | None, in_program: 
 
 def _tries(text: str, name: str, wanted: Selection, clean: Built) -> _Tries:
     """What is tried in turn."""
-    launch = _launch(text, name, clean)
-    most = launch.most_registers(launch.blocks(clean.registers[name])) if launch else None
+    room = _room(text, name, clean)
+    most = room.launch.most_registers(room.blocks) if room else None
     coarse, ends = Selection("coarse", wanted.sites, wanted.kinds), Selection("coarse", kinds=())
     out = []
     for what, selection in (
@@ -153,16 +172,23 @@ def _tries(text: str, name: str, wanted: Selection, clean: Built) -> _Tries:
         out.append((what, Mode(selection)))
         if most:
             out.append((f"{what}, {most} registers at most", Mode(selection, most)))
+        if room and room.sized:
             out.append((what + _FEWER_BLOCKS, Mode(selection)))
-    return _Tries([*out, ("no marks", Mode(None))], launch)
+    return _Tries([*out, ("no marks", Mode(None))], room)
 
 
-def _launch(text: str, name: str, clean: Built) -> Launch | None:
-    """What a launch takes of an SM beside registers; None where the kernel does not say how large its blocks are."""
+def _room(text: str, name: str, clean: Built) -> Room | None:
+    """What the kernel is to leave on an SM; None where its registers or its GPU are not known."""
     arch = re.search(r"\.target\s+sm_(\d+)", text)
-    head = re.search(rf"\.entry\s+{re.escape(name)}(?![\w$])[^{{;]*", text)
-    threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", head[0]) if head else None
-    if arch is None or threads is None or name not in clean.registers:
+    if arch is None or name not in clean.registers:
         return None
-    count = int(threads[1]) * int(threads[2] or 1) * int(threads[3] or 1)
-    return Launch(int(arch[1]), count, clean.shared.get(name, 0)) if count else None
+    head = re.search(rf"\.entry\s+{re.escape(name)}(?![\w$])[^{{;]*", text)
+    sizes = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", head[0]) if head else None
+    threads = int(sizes[1]) * int(sizes[2] or 1) * int(sizes[3] or 1) if sizes else 0
+    registers, shared = clean.registers[name], clean.shared.get(name, 0)
+    if threads:
+        launch = Launch(int(arch[1]), threads, shared)
+        return Room(launch, launch.blocks(registers), sized=True)
+    blocks = (Launch(int(arch[1]), 32 * warps, shared) for warps in range(_MOST_WARPS, 0, -1))
+    largest = next((own for own in blocks if own.blocks(registers)), None)
+    return Room(largest, 1, sized=False) if largest else None

@@ -167,8 +167,9 @@ def _language() -> Any:
     return importlib.import_module("triton.backends.compiler").Language.TRITON
 
 
-def launch_of(text: str, facts: Any) -> Launch:
-    """What a launch of this PTX asks of an SM beside registers. `facts`: Triton's metadata of the kernel."""
+def launch_of(text: str, facts: Any, *, dynamic: bool = True) -> Launch:
+    """What a launch of this PTX asks of an SM beside registers. `facts`: Triton's metadata of the kernel; `dynamic`:
+    with the shared memory that each launch asks for."""
     arch = re.search(r"\.target\s+sm_(\d+)", text)
     threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", text)
     shared = sum(int(size) for size in re.findall(r"\.shared\b[^;]*?\.b8\s+[\w$]+\[(\d+)\]", text))
@@ -176,15 +177,11 @@ def launch_of(text: str, facts: Any) -> Launch:
     return Launch(
         int(arch[1]) if arch else 0,
         int(threads[1]) if threads else 32 * warps,
-        int(getattr(facts, "shared", 0) or 0) + shared,
+        shared + (int(getattr(facts, "shared", 0) or 0) if dynamic else 0),
     )
 
 
-def clean_resources(ptx: str, launch: Launch, traced: dict[str, int]) -> dict[str, int] | None:
-    """What the clean build takes, as the marked PTX notes it; None where an SM's blocks cannot be told as the driver
-    does."""
+def clean_resources(ptx: str) -> tuple[int, int] | None:
+    """Registers and local bytes of the clean build, as the marked PTX notes them."""
     found = re.search(rf"{re.escape(_CLEAN)} (\d+) (\d+)", ptx)
-    if found is None or launch.blocks(traced["registers"]) != traced["resident_blocks"]:
-        return None
-    registers, frame = int(found[1]), int(found[2])
-    return {**traced, "registers": registers, "local_bytes": frame, "resident_blocks": launch.blocks(registers)}
+    return (int(found[1]), int(found[2])) if found else None

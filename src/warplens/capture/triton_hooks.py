@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from warplens.capture import triton_inductor
+from warplens.capture.patched import patched
 from warplens.instrument.source import marker
 
 _LEAST_VERSION: Final = (3, 6)
@@ -66,21 +67,9 @@ class Hooks:
         self._join_proton()
 
     def patch(self, owner: Any, name: str, value: Any, *, aside: bool = False) -> None:
-        """Sets an attribute until the end, which leaves it alone when somebody else has set it since.
-
-        `aside`: it goes back while an autotuner tries kernels.
-        """
+        """Sets an attribute until the end. `aside`: it goes back while an autotuner tries kernels."""
         before = getattr(owner, name)
-
-        def undo() -> None:
-            now = getattr(owner, name)
-            if now is value or now == value:
-                setattr(owner, name, before)
-            else:
-                self._tell(f"{name} was set by somebody else meanwhile, and stays as it is")
-
-        setattr(owner, name, value)
-        self.undo.append(undo)
+        self.undo.append(patched(owner, name, value, self._tell))
         if aside:
             self._aside.append((owner, name))
             self._before.append(before)

@@ -11,18 +11,20 @@ import json
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from warplens.capture.arena import Drained
+from warplens.capture.doors import DOORS
 from warplens.capture.ends import at_end
 from warplens.capture.imports import when_imported
 from warplens.capture.launches import LaunchRecorder, asked_in_process, program
 from warplens.capture.notes import recorded_files
+from warplens.capture.python import PythonCapture, PythonOptions
 from warplens.capture.recording import Recording
 from warplens.capture.request import VARIABLE, Asked, Request, from_text
 from warplens.capture.tell import tell
-from warplens.capture.triton import TritonCapture, TritonOptions
 from warplens.errors import FileError, RecordingError, UsageError
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
@@ -113,8 +115,8 @@ def _tell_outer(files: list[Path]) -> None:
 
 
 class record:  # noqa: N801  (used as a function is)
-    """Records launches of `warplens.Kernel`, and of Triton's kernels, that the program makes in a `with` block, into
-    the file `path`.
+    """Records launches of `warplens.Kernel`, and of kernels of Triton and CuPy, that the program makes in a `with`
+    block, into the file `path`.
 
     >>> with warplens.record("run.wlens", kernels="rmsnorm", launch_count=3) as rec:       # doctest: +SKIP
     ...     for _ in range(100):
@@ -128,8 +130,9 @@ class record:  # noqa: N801  (used as a function is)
     ones alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
     launches and recorded ones by name. Launches of code that nvcc built are recorded by `warplens record` alone.
 
-    Triton's kernels get marks at their waits, and are recorded into a file beside `path` (`run-triton.wlens`) where
-    there are launches of both; `files` names what was written, and `notes` what is not recorded of them.
+    Kernels of Triton and CuPy get marks at their waits, and are recorded into a file beside `path` (`run-python.wlens`)
+    where there are launches of `warplens.Kernel` too; `files` names what was written, and `notes` what is not recorded
+    of them.
 
     Raises UsageError (options, or a recording within a recording) and FileError: the place cannot be written. Where
     that comes to light at the end, as of a folder that was removed meanwhile, the message says where the file is kept.
@@ -151,12 +154,12 @@ class record:  # noqa: N801  (used as a function is)
         self.files: list[Path] = []
         self._unseen: list[str] = []
         self._recorder: LaunchRecorder | None = None
-        self._triton = TritonCapture(TritonOptions.of(asked_in_process(self.request)))
+        self._python = PythonCapture(PythonOptions.of(asked_in_process(self.request)))
 
     @property
     def notes(self) -> list[str]:
-        """What is not recorded or not marked of Triton's kernels, a line each; and that no launch was seen."""
-        return [*self._triton.notes, *self._unseen]
+        """What is not recorded or not marked of Triton's and CuPy's kernels, a line each; that no launch was seen."""
+        return [*self._python.notes, *self._unseen]
 
     def __enter__(self) -> Self:
         global _active
@@ -169,36 +172,37 @@ class record:  # noqa: N801  (used as a function is)
             raise FileError(f"cannot write to {self.path.parent}: {error.strerror or error}") from error
         self._keep = _Parts(PartWriter(self._folder, str(os.getpid())))
         self._recorder = _active = LaunchRecorder(asked_in_process(self.request), self._keep)
-        self._forget = when_imported("triton", self._triton.start)
+        self._forget = [when_imported(name, partial(self._python.join, door)) for name, door in DOORS.items()]
         return self
 
     def start(self) -> None:
         """Record from here on, where it was paused."""
         if self._recorder is not None:
-            self._recorder.on = self._triton.on = True
+            self._recorder.on = self._python.on = True
 
     def stop(self) -> None:
         """Record nothing from here on, until `start`."""
         if self._recorder is not None:
-            self._recorder.on = self._triton.on = False
+            self._recorder.on = self._python.on = False
 
     def __exit__(self, *_: object) -> None:
         global _active
         recorder, _active = self._recorder, None
         assert recorder is not None
-        self._forget()
-        self._triton.stop()
+        for forget in self._forget:
+            forget()
+        self._python.stop()
         if os.getpid() != recorder.pid:  # a child of fork came here, and the recording is its parent's
             return
         try:
             whole = self._finish(recorder)
-            self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()} | self._triton.ran
+            self.ran = {name: (launches, kept) for name, (launches, kept) in recorder.ran.items()} | self._python.ran
             failed: list[str] = []
             if whole is not None:
                 self._put(whole, self.path, failed)
-            others = self._triton.recording()
+            others = self._python.recording()
             if others is not None:
-                path = self.path.with_name(f"{self.path.stem}-triton{self.path.suffix}") if whole else self.path
+                path = self.path.with_name(f"{self.path.stem}-python{self.path.suffix}") if whole else self.path
                 self._write(others, path, failed)
             _tell_outer(self.files)
             if failed:
@@ -209,8 +213,8 @@ class record:  # noqa: N801  (used as a function is)
         if self.files:
             self.trace = open_trace(self.path)
         if not self.ran:
-            text = "no launch was seen of a kernel of Triton or of warplens.Kernel; those of code that nvcc built are"
-            self._unseen.append(f"{text} recorded by the command `warplens record`")
+            text = "no launch was seen of a kernel of Triton, CuPy or warplens.Kernel; those of code that nvcc built"
+            self._unseen.append(f"{text} are recorded by the command `warplens record`")
 
     def _put(self, whole: Path, path: Path, failed: list[str]) -> None:
         """Move a file to its place; where that cannot be, it stays, and `failed` says where."""

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from warplens.capture.options import RecordOptions
-from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
+from warplens.capture.python import PythonOptions
+from warplens.capture.triton import TritonCapture, TritonWarning
 from warplens.errors import FileError, SitesError
 from warplens.instrument import Selection
 from warplens.trace.whole import place_for_file
@@ -94,7 +95,7 @@ def record(
             matmul[grid](a, b, c, ...)
         print(recorded.trace.spans)
     """
-    options = TritonOptions(
+    options = PythonOptions(
         kernels=kernels,
         selection=Selection(level, sites),
         capacity_bytes=capacity_bytes,

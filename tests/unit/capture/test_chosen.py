@@ -55,11 +55,13 @@ def test_marks_that_cost_nothing_are_taken_at_once() -> None:
 def test_what_spills_is_tried_with_fewer_marks_and_each_try_is_told() -> None:
     fine = log(32) + log(20, name="other")
     spills = log(32) + log(20, 8, name="other")
-    assembler = Assembler(fine, spills, spills, fine)
+    assembler = Assembler(fine, *[spills] * 4, fine)
     found = choose(MODULE, Selection(), assembler)
     assert found.lines == [
         "other: the marks asked for: 8 bytes spill",
+        "other: the marks asked for, 64 registers at most: 8 bytes spill",
         "other: marks outside of loops: 8 bytes spill",
+        "other: marks outside of loops, 64 registers at most: 8 bytes spill",
         "other: it gets begin and end",
     ]
     assert [len(kernel.site_set["sites"]) for kernel in found.kernels if kernel.site_set] == [3, 1]
@@ -92,7 +94,7 @@ def test_a_kernel_without_any_room_stays_as_it_is() -> None:
     assembler = Assembler(log(20, name="other"), log(20, 8, name="other"))
     found = choose(MODULE, Selection(), assembler, kernels="other")
     assert found.text is None
-    assert found.lines[-2:] == ["other: begin and end: 8 bytes spill", "other: it gets no marks"]
+    assert found.lines[-2:] == ["other: begin and end, 64 registers at most: 8 bytes spill", "other: it gets no marks"]
 
 
 def test_what_ptxas_refuses_is_an_error() -> None:
@@ -101,3 +103,32 @@ def test_what_ptxas_refuses_is_an_error() -> None:
 
     with pytest.raises(PtxError, match="refuses"):
         choose(MODULE, Selection(), refuse)
+
+
+@pytest.mark.parametrize(("clean", "marked", "most"), [(40, 64, None), (40, 65, 64), (72, 80, 72), (100, 112, None)])
+def test_a_kernel_that_does_not_say_its_blocks_size_can_have_the_largest_as_before(
+    clean: int, marked: int, most: int | None
+) -> None:
+    """64 registers leave room for 1024 threads, 72 for 896, 104 and 112 for 512."""
+    logs = [log(registers, name="other") for registers in (clean, marked, clean)]
+    assembler = Assembler(*logs)
+    found = choose(MODULE, Selection(), assembler, kernels="other")
+    assert (f".maxnreg {most}" in assembler.texts[-1]) == (most is not None)
+    threads = {64: 1024, 72: 896}.get(most or 0)
+    told = (
+        []
+        if most is None
+        else [
+            f"other: the marks asked for: a block of {threads} threads would not fit on an SM any more",
+            f"other: it gets the marks asked for, {most} registers at most",
+        ]
+    )
+    assert found.lines == told
+
+
+def test_a_block_that_would_not_fit_is_worse_than_fewer_marks() -> None:
+    found = choose(
+        MODULE, Selection(), Assembler(*(log(n, name="other") for n in (64, 70, 70, 70, 64))), kernels="other"
+    )
+    assert found.lines[-1] == "other: it gets marks outside of loops, 64 registers at most"
+    assert not any("fewer blocks" in line for line in found.lines)

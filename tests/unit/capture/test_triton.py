@@ -17,11 +17,12 @@ from tests.unit.capture.triton_stand_in import WAITS, Autotuner, CompiledKernel,
 from tests.unit.instrument import test_recorder as recorder
 from warplens import layout
 from warplens.capture import triton_builds
+from warplens.capture.python import PythonOptions
+from warplens.capture.python_manifest import Kernel, Launch, Loaded, make_recording
 from warplens.capture.recording import Recording
 from warplens.capture.request import Request
 from warplens.capture.residency import Launch as Residency
-from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
-from warplens.capture.triton_manifest import Kernel, Launch, make_recording
+from warplens.capture.triton import TritonCapture, TritonWarning
 from warplens.errors import SitesError, UsageError
 from warplens.instrument import Selection
 from warplens.trace import Trace
@@ -61,12 +62,12 @@ def test_everything_is_as_before_when_the_block_ends(fake: Fake) -> None:
 
 
 def test_caches_never_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {TritonOptions(kernels=k, selection=Selection(level)).key for k in (None, "a") for level in ("waits", "all")}
+    keys = {PythonOptions(kernels=k, selection=Selection(level)).key for k in (None, "a") for level in ("waits", "all")}
     assert len(keys) == 4
     newer = Fake(version="3.9.0").install(monkeypatch)
-    with TritonCapture(TritonOptions()):
+    with TritonCapture(PythonOptions()):
         key, digest = newer.knobs.runtime.add_stages_inspection_hook()
-        assert TritonOptions().key in key
+        assert PythonOptions().key in key
         assert digest
         assert newer.knobs.compilation.instrumentation_mode == ""
 
@@ -176,7 +177,7 @@ def test_a_program_that_fails_keeps_what_was_recorded(
 
 @pytest.mark.usefixtures("fake", "roomy")
 def test_kernels_whose_name_fits_are_marked() -> None:
-    with TritonCapture(TritonOptions(kernels="^k$")):
+    with TritonCapture(PythonOptions(kernels="^k$")):
         marked, cubin = loaded()
         clean, _ = loaded(name="other")
     assert layout.DESCRIPTOR_SYMBOL in marked
@@ -269,7 +270,7 @@ def test_what_an_autotuner_tries_runs_clean_and_compiles_as_without_recording(fa
     assert tried.loaded == WAITS.encode()
     assert layout.DESCRIPTOR_SYMBOL in chosen.loaded.decode()
     each = CompiledKernel()
-    with TritonCapture(TritonOptions(each_config=True)):
+    with TritonCapture(PythonOptions(each_config=True)):
         assert Autotuner()._bench(each).startswith("warplens-")
     assert layout.DESCRIPTOR_SYMBOL in each.loaded.decode()
 
@@ -301,7 +302,7 @@ def test_what_inductors_autotuner_tries_is_not_counted(monkeypatch: pytest.Monke
 
     class CachingAutotuner:
         def bench(self, capture: TritonCapture) -> int:
-            return capture._hooks.trying
+            return capture.door.hooks.trying
 
     heuristics.CachingAutotuner = CachingAutotuner
     before = CachingAutotuner.bench
@@ -310,7 +311,7 @@ def test_what_inductors_autotuner_tries_is_not_counted(monkeypatch: pytest.Monke
         loaded()
         loaded()
         assert CachingAutotuner().bench(capture) == 1
-        assert capture._hooks.trying == 0
+        assert capture.door.hooks.trying == 0
     assert CachingAutotuner.bench is before
 
 
@@ -322,6 +323,9 @@ def test_blocks_on_an_sm(registers: int, threads: int, shared: int, blocks: int)
     launch = Residency(90, threads, shared)
     assert launch.blocks(registers) == blocks
     assert launch.blocks(launch.most_registers(blocks)) >= blocks
+
+
+MARKED = Loaded("k", "k", 0, 0, b"", {}, "waits", Residency(90, 128, 0))
 
 
 class FakeMemory:
@@ -342,14 +346,15 @@ def test_what_is_read_is_a_trace_also_where_launches_found_no_space(monkeypatch:
     done = recorder.run(recorder.STRAIGHT.format(threads=64), grid=3, turns=recorder.DESCRIPTOR + 64)
     sites = done.trace.manifest["site_sets"][0]
     monkeypatch.setattr("warplens.capture.machine.clock_state", lambda _: None)
-    monkeypatch.delattr("warplens.capture.triton_manifest.audit_builds")
+    monkeypatch.delattr("warplens.capture.python_manifest.audit_builds")
     resources = {"registers": 40, "shared_bytes": 0, "local_bytes": 0, "resident_blocks": 6}
     entry = {"name": "straight", "site_set": sites["name"], "clean": None, "traced": resources, "clean_ns": None}
     entry |= {"traced_ns": None, "not_measured": "none was added", "mark_cost_cycles": None}
-    kernel = Kernel("straight", entry, sites, 0, 2, 0, (1, 1, 1), b"no cubin")
-    launches = [Launch(kernel, (3, 1, 1), 0, False)] * 2
+    loaded = Loaded("straight", "straight", 0, 0, b"no cubin", sites, "waits", Residency(90, 64, 0))
+    kernel = Kernel(loaded, entry, sites, 0)
+    launches = [Launch.of(kernel, (3,), None, None, 0, captured=False, kept=True)] * 2
     memory: Any = FakeMemory(done.chunks, (30, 6))
-    recording = make_recording(memory, 0, [kernel], launches, TritonOptions(note="a note"), [])
+    recording = make_recording(memory, 0, [kernel], launches, PythonOptions(note="a note"), [])
     assert recording is not None
     trace = Trace.from_recording(recording)
     assert [launch["records"] is None for launch in trace.manifest["launches"]] == [False, True]
@@ -358,7 +363,7 @@ def test_what_is_read_is_a_trace_also_where_launches_found_no_space(monkeypatch:
     assert "lost_events" in set(trace.problems["kind"])
     assert trace.manifest["note"] == "a note"
     assert "the audit failed" in trace.manifest["kernels"][0]["audit"]["not_audited"]
-    one = make_recording(memory, 0, [kernel], launches[:1], TritonOptions(blocks=(1,)), [])
+    one = make_recording(memory, 0, [kernel], launches[:1], PythonOptions(blocks=(1,)), [])
     assert one is not None
     assert set(Trace.from_recording(one).spans["block"]) == {1}
 
@@ -368,7 +373,7 @@ def test_options_that_cannot_be_meant_are_refused() -> None:
     wrongs += ({"launch_skip": -1}, {"launch_count": 0})
     for wrong in wrongs:
         with pytest.raises(UsageError):
-            TritonOptions(**wrong)
+            PythonOptions(**wrong)
 
 
 @pytest.mark.usefixtures("fake")
@@ -408,13 +413,13 @@ class Recorded:
 def test_launches_are_chosen_by_their_number(
     skip: int, count: int | None, kept: list[int], switched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warplens.capture.triton.is_captured", lambda stream: stream == 5)
+    monkeypatch.setattr("warplens.capture.python.is_captured", lambda stream: stream == 5)
     memory = Recorded()
-    marked: Any = SimpleNamespace(name="k")
     kernel = CompiledKernel()
-    with TritonCapture(TritonOptions(launch_skip=skip, launch_count=count)) as capture:
+    with TritonCapture(PythonOptions(launch_skip=skip, launch_count=count)) as capture:
         capture._gpu = memory  # type: ignore[assignment]
-        monkeypatch.setattr(capture, "_point", lambda *_: marked)
+        monkeypatch.setattr(capture.door, "loaded", lambda _: MARKED)
+        monkeypatch.setattr(capture, "_point", lambda *_: Kernel(MARKED, {}, {}, 0))
         for number in range(4):
             kernel.launch_metadata((number + 1,), 7)
         kernel.launch_metadata((9,), 5)
@@ -431,13 +436,13 @@ def test_launches_are_chosen_by_their_number(
 
 @pytest.mark.usefixtures("fake")
 def test_grids_and_a_switch_choose_launches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warplens.capture.triton.is_captured", lambda _: False)
-    monkeypatch.setattr("warplens.capture.triton.time", SimpleNamespace(monotonic=iter(range(1, 99)).__next__))
-    marked: Any = SimpleNamespace(name="k")
+    monkeypatch.setattr("warplens.capture.python.is_captured", lambda _: False)
+    monkeypatch.setattr("warplens.capture.python.time", SimpleNamespace(monotonic=iter(range(1, 99)).__next__))
     kernel, switch = CompiledKernel(), tmp_path / "on"
-    with TritonCapture(TritonOptions(grids=((4, 1, 1),), switch=str(switch))) as capture:
+    with TritonCapture(PythonOptions(grids=((4, 1, 1),), switch=str(switch))) as capture:
         capture._gpu = Recorded()  # type: ignore[assignment]
-        monkeypatch.setattr(capture, "_point", lambda *_: marked)
+        monkeypatch.setattr(capture.door, "loaded", lambda _: MARKED)
+        monkeypatch.setattr(capture, "_point", lambda *_: Kernel(MARKED, {}, {}, 0))
         kernel.launch_metadata((4,), 7)
         switch.touch()
         kernel.launch_metadata((4,), 7)
@@ -452,6 +457,6 @@ def test_what_record_asks_for_and_triton_has_not_is_named() -> None:
     request = SimpleNamespace(**{**vars(Request()), "keep": "newest", "policy": "stream"})
     asked: Any = SimpleNamespace(request=request, folder="/f", host=None, command=None)
     asked.request.warp_mask = 1
-    assert TritonOptions.of(asked).ignored == ("keep",)
+    assert PythonOptions.of(asked).ignored == ("keep",)
     asked.request.keep = "oldest"
-    assert TritonOptions.of(asked).ignored == ()
+    assert PythonOptions.of(asked).ignored == ()

@@ -10,7 +10,8 @@ import pytest
 
 import warplens.triton
 from tests.unit.capture.triton_stand_in import Fake
-from warplens.capture.triton import TritonCapture, TritonOptions, TritonWarning
+from warplens.capture.python import PythonOptions
+from warplens.capture.triton import TritonCapture, TritonWarning
 from warplens.instrument.source import marker
 
 
@@ -19,7 +20,7 @@ def semantic_of(key: str) -> Any:
     return SimpleNamespace(builder=SimpleNamespace(options=SimpleNamespace(instrumentation_mode=key)))
 
 
-SEMANTIC = semantic_of(TritonOptions().key)
+SEMANTIC = semantic_of(PythonOptions().key)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_marks_leave_nothing_unless_the_kernel_is_recorded(fake: Fake) -> None:
     assert fake.emitted == []
     with TritonCapture() as capture:
         marks()
-        with capture._hooks.set_aside():
+        with capture.door.hooks.set_aside():
             marks()
     marks()
     verbs = [("phase", "load"), ("mark", "here"), ("range_push", "all"), ("range_pop", "all")]

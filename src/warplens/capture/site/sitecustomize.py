@@ -1,5 +1,5 @@
-"""For Python processes below `warplens record`: leaves a note of what ran, has Triton's kernels recorded where the
-program imports Triton, and gives way to the user's own of its name.
+"""For Python processes below `warplens record`: leaves a note of what ran, has kernels of Triton and CuPy recorded
+where the program imports these, and gives way to the user's own of its name.
 
 In: the variable WARPLENS_RECORD. Out: PID-python.json in the run's folder, at exit, where a GPU package was loaded.
 Imports nothing that Python has not loaded at its start, so that a start costs a millisecond at most, and at the end
@@ -64,13 +64,16 @@ def _arm() -> None:
 
 
 class _Watch:
-    """A finder that finds nothing, and waits for the program to import Triton: then its kernels are recorded.
+    """A finder that finds nothing, and waits for the program to import Triton or CuPy: then their kernels are recorded.
 
     capture/imports.py has the same, and says why it is so.
     """
 
+    def __init__(self) -> None:
+        self._names = ["triton", "cupy"]
+
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != "triton" or path is not None or self not in sys.meta_path:
+        if name not in self._names or path is not None or self not in sys.meta_path:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
         specs = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))
@@ -78,6 +81,14 @@ class _Watch:
         if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
         return spec
+
+    def ran(self, name):  # type: ignore[no-untyped-def]
+        """The package's code has run."""
+        if name in self._names and self in sys.meta_path:
+            self._names.remove(name)
+            if not self._names:
+                sys.meta_path[:] = [own for own in sys.meta_path if own is not self]
+            _record(name)
 
 
 class _Loader:
@@ -92,23 +103,22 @@ class _Loader:
     def exec_module(self, module) -> None:  # type: ignore[no-untyped-def]
         module.__loader__ = module.__spec__.loader = self._own
         self._own.exec_module(module)
-        if self._watch in sys.meta_path:
-            sys.meta_path[:] = [own for own in sys.meta_path if own is not self._watch]
-            _record_triton()
+        self._watch.ran(module.__name__)
 
 
-def _record_triton() -> None:
+def _record(name: str) -> None:
     """In this process, by the warplens that this file belongs to where the program's Python has none."""
     here = os.path.dirname(os.path.abspath(__file__))
     package = os.path.dirname(os.path.dirname(here))
     sys.path.append(os.path.dirname(package))
     try:
-        from warplens.triton.process import begin
+        from warplens.kernel.process import begin
 
-        begin()
+        begin(name)
     except Exception as error:
         if sys.stderr is not None:  # as where it was closed before the start
-            sys.stderr.write(f"warplens: Triton kernels of this process ({os.getpid()}) are not recorded: {error}\n")
+            what = f"kernels of {name} in this process ({os.getpid()})"
+            sys.stderr.write(f"warplens: {what} are not recorded: {error}\n")
     finally:
         sys.path.remove(os.path.dirname(package))
 

@@ -16,7 +16,7 @@ from warplens.capture.notes import read_notes
 from warplens.capture.recording import Recording
 from warplens.capture.request import Asked, Request
 from warplens.cli.record import _tell_left_out, _tell_what_ran
-from warplens.triton.process import _Process
+from warplens.kernel.process import _Process
 
 STAND_IN = """
 from types import ModuleType as _Module, SimpleNamespace as _Space
@@ -122,6 +122,28 @@ def test_a_fork_does_not_record_for_its_parent(tmp_path: Path) -> None:
     assert (done.stdout.count("ran"), done.stderr.count("k is not marked")) == (1, 1)
 
 
+CUPY = """
+import sys
+from types import ModuleType, SimpleNamespace
+__version__ = "8.0"
+cuda = SimpleNamespace(runtime=SimpleNamespace(is_hip=False))
+for name in ("_core", "_core.raw", "_core.core", "cuda", "cuda.compiler"):
+    sys.modules["cupy." + name] = ModuleType("cupy." + name)
+"""
+
+
+def test_each_package_is_waited_for_and_what_cannot_be_recorded_of_it_is_one_line(tmp_path: Path) -> None:
+    other = tmp_path / "lib" / "cupy"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text(CUPY, encoding="utf-8")
+    done = recorded(tmp_path, f"import cupy\n{PROGRAM}")
+    assert done.returncode == 3
+    why = "CuPy 8.0 has no cupy._core.raw._get_raw_module, as CuPy 14 has: none of its kernels is recorded"
+    assert done.stderr.count(f"not recorded: {why}") == 1, done.stderr
+    assert "1  k  (has no marks that ran)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 LAUNCH = """
 import multiprocessing, os, sys
 def launch():
@@ -154,13 +176,14 @@ def test_a_process_that_is_ended_before_its_records_were_read_has_left_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = _Process(Asked(Request(), str(tmp_path)))
+    process.capture._doors.append(SimpleNamespace(package="Triton"))
     process._seen()
     assert read_notes(tmp_path) == []  # nothing is on the GPU yet
     process.capture._gpu = SimpleNamespace()  # type: ignore[assignment]
     process._seen()
     _tell_what_ran(read_notes(tmp_path), Request())
     said = capsys.readouterr().err
-    assert f"not recorded: Triton's kernels of process {os.getpid()}: it ended before its records were read" in said
+    assert f"not recorded: kernels of Triton in process {os.getpid()}: it ended before its records were read" in said
     assert "no launch was seen" not in said
     made = fake_recording(blocks=2, warps=1, sms=1)
     process._write(Recording(made.manifest, made.records))

@@ -1,4 +1,4 @@
-"""The recording that launches of Triton kernels make.
+"""The recording that launches of kernels of Python packages make.
 
 In: kernels with their entries, launches, memory. Out: `Recording`: a member of records for each launch.
 """
@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,43 +21,89 @@ from warplens import __version__, layout
 from warplens.capture import driver, machine
 from warplens.capture.audited import audit_builds, not_audited
 from warplens.capture.library import Dim3, Function
+from warplens.capture.python_memory import U32, Found, Made, Memory, divide
 from warplens.capture.recording import Recording
 from warplens.capture.request import rank_of
-from warplens.capture.triton_builds import clean_resources, launch_of
-from warplens.capture.triton_memory import U32, Found, Made, Memory, divide
+from warplens.capture.residency import Launch as Residency
 
 if TYPE_CHECKING:
-    from warplens.capture.triton import TritonOptions
+    from warplens.capture.python import PythonOptions
 
 _MAX_SOURCE_BYTES: Final = 1 << 20
 
 
-@dataclass
-class Kernel:
-    """A compiled kernel that has marks, and its entry in the manifest."""
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel with marks, as its package has loaded it.
+
+    - name: as users know it; symbol: as its machine code `cubin` names it. module, function: the driver's handles.
+    - site_set: as the manifest lists it; level: which marks; left_out: what is not marked, a line each.
+    - launch: what a launch asks of an SM beside registers, with the static shared memory alone; threads is 0 where
+      each launch says it. shared_bytes: dynamic ones of each launch.
+    - clean: registers of a thread and bytes of local memory of the clean build; None where they are not known.
+    - target: the GPU that its PTX is for. texts: sources that are no files, by the names that sites have.
+    """
 
     name: str
+    symbol: str
+    module: int
+    function: int
+    cubin: bytes
+    site_set: dict[str, Any]
+    level: str
+    launch: Residency
+    shared_bytes: int = 0
+    cluster: tuple[int, ...] = (1, 1, 1)
+    clean: tuple[int, int] | None = None
+    target: str = ""
+    left_out: tuple[str, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def launched_with(self, block: tuple[Any, ...] | None, shared_bytes: int | None) -> Loaded:
+        """With what its first launch says, where each launch says it."""
+        if block is None:
+            return self
+        launch = replace(self.launch, threads=math.prod(int(size) for size in block))
+        return replace(self, launch=launch, shared_bytes=int(shared_bytes or 0))
+
+    def of_function(self, function: int) -> Loaded:
+        """With the function's handle, which is known later than the module's."""
+        return replace(self, function=function)
+
+    @property
+    def resources(self) -> tuple[dict[str, int], dict[str, int] | None]:
+        """Of the traced build as the driver tells it, and of the clean one; None where an SM's blocks cannot be told as
+        the driver does."""
+        native = Function(driver.bindings().CUfunction(self.function), self.name)
+        traced = native.resources(self.launch.threads, self.shared_bytes)
+        launch = replace(self.launch, shared_bytes=self.launch.shared_bytes + self.shared_bytes)
+        if self.clean is None or launch.blocks(traced["registers"]) != traced["resident_blocks"]:
+            return traced, None
+        registers, frame = self.clean
+        blocks = launch.blocks(registers)
+        return traced, {**traced, "registers": registers, "local_bytes": frame, "resident_blocks": blocks}
+
+
+@dataclass
+class Kernel:
+    """A kernel that has marks, and its entry in the manifest."""
+
+    loaded: Loaded
     entry: dict[str, Any]
     site_set: dict[str, Any]
     number: int
-    warps: int
-    shared_bytes: int
-    cluster: tuple[int, ...]
-    cubin: bytes
 
     @classmethod
-    def of(cls, kernel: Any, site_set: dict[str, Any], known: list[Kernel], level: str) -> Kernel:
-        """From a loaded kernel of Triton's. `known`: those before it, from whose names its own is told apart."""
-        facts = kernel.metadata
-        launch = launch_of(kernel.asm["ptx"], facts)
-        native = Function(driver.bindings().CUfunction(kernel.function), kernel.name)
-        traced = native.resources(launch.threads, facts.shared)
+    def of(cls, loaded: Loaded, known: list[Kernel]) -> Kernel:
+        """`known`: those before it, from whose names its own is told apart."""
+        traced, clean = loaded.resources
+        site_set = loaded.site_set
         if any(own.site_set["name"] == site_set["name"] for own in known):  # the same source, compiled otherwise
             site_set = {**site_set, "name": f"{site_set['name']}_{len(known)}"}
         entry = {
-            "name": kernel.name,
+            "name": loaded.name,
             "site_set": site_set["name"],
-            "clean": clean_resources(kernel.asm["ptx"], launch, traced),
+            "clean": clean,
             "traced": traced,
             "clean_ns": None,
             "traced_ns": None,
@@ -66,14 +112,12 @@ class Kernel:
             "audit": None,
             "instrumented": {
                 "from": "ptx",
-                "level": level,
-                "ptx_target": str(getattr(facts, "arch", "")),
-                "left_out": list(getattr(kernel, "warplens_notes", [])),
+                "level": loaded.level,
+                "ptx_target": loaded.target,
+                "left_out": list(loaded.left_out),
             },
         }
-        cluster = tuple(getattr(facts, "cluster_dims", None) or (getattr(facts, "num_ctas", 1) or 1, 1, 1))
-        warps = -(-launch.threads // 32)
-        return cls(kernel.name, entry, site_set, len(known), warps, facts.shared, cluster, kernel.asm["cubin"])
+        return cls(loaded, entry, site_set, len(known))
 
 
 @dataclass(frozen=True)
@@ -82,20 +126,39 @@ class Launch:
 
     kernel: Kernel
     grid: Dim3
+    block: Dim3
+    shared_bytes: int
     stream: int
     captured: bool
     kept: bool = True
     """False for one that was not asked for, and made while recording was on for the replays of a graph."""
 
     @classmethod
-    def of(cls, kernel: Kernel, grid: tuple[Any, ...], stream: int, captured: bool, kept: bool) -> Launch:
-        """With a grid of one to three numbers."""
-        x, y, z = (*(int(size) for size in grid), 1, 1)[:3]
-        return cls(kernel, (x, y, z), stream, captured, kept)
+    def of(
+        cls,
+        kernel: Kernel,
+        grid: tuple[Any, ...],
+        block: tuple[Any, ...] | None,
+        shared_bytes: int | None,
+        stream: int,
+        captured: bool,
+        kept: bool,
+    ) -> Launch:
+        """grid, block: one to three numbers. block and shared_bytes: None for what the kernel says."""
+        own = kernel.loaded
+        if block is None:
+            block = (-(-own.launch.threads // 32) * 32,)
+        shared = own.shared_bytes if shared_bytes is None else int(shared_bytes)
+        return cls(kernel, _dim3(grid), _dim3(block), shared, stream, captured, kept)
+
+
+def _dim3(sizes: tuple[Any, ...]) -> Dim3:
+    x, y, z = (*(int(size) for size in sizes), 1, 1)[:3]
+    return x, y, z
 
 
 def make_recording(
-    memory: Memory, stream: int, kernels: list[Kernel], launches: list[Launch], options: TritonOptions, notes: list[str]
+    memory: Memory, stream: int, kernels: list[Kernel], launches: list[Launch], options: PythonOptions, notes: list[str]
 ) -> Recording | None:
     """All that was recorded; None where nothing of it is left. Adds what is left out to `notes`."""
     chunks, lost_events, lost_chunks = memory.drain(stream)
@@ -130,21 +193,21 @@ def make_recording(
     return Recording(manifest, records, _sources(kernels) if options.source else {})
 
 
-def _chosen(found: list[Found], launches: list[Launch], options: TritonOptions) -> list[Found]:
+def _chosen(found: list[Found], launches: list[Launch], options: PythonOptions) -> list[Found]:
     """Of replays those that were asked for; ordinary launches were chosen as they were made."""
     first, count = options.launch_skip, options.launch_count
     last = first + count if count is not None else 1 << 62
     return [own for own in found if not launches[own.made].captured or first <= own.replay < last]
 
 
-def _entry(launch: Launch, found: Found, member: str | None, options: TritonOptions) -> dict[str, Any]:
+def _entry(launch: Launch, found: Found, member: str | None, options: PythonOptions) -> dict[str, Any]:
     own = launch.kernel
     return {
         "kernel": own.number,
         "grid": list(launch.grid),
-        "block": [own.warps * 32, 1, 1],
-        "cluster": list(own.cluster),
-        "shared_bytes": own.shared_bytes,
+        "block": list(launch.block),
+        "cluster": list(own.loaded.cluster),
+        "shared_bytes": launch.shared_bytes,
         "stream": launch.stream,
         "rank": rank_of(dict(os.environ)) or 0,
         "replay": found.replay,
@@ -160,7 +223,7 @@ def _entry(launch: Launch, found: Found, member: str | None, options: TritonOpti
 
 
 def _manifest(
-    memory: Memory, kernels: list[Kernel], launches: list[dict[str, Any]], options: TritonOptions
+    memory: Memory, kernels: list[Kernel], launches: list[dict[str, Any]], options: PythonOptions
 ) -> dict[str, Any]:
     program = Path(sys.argv[0]).name if getattr(sys, "argv", None) and sys.argv[0] else "python"
     return {
@@ -184,22 +247,26 @@ def _manifest(
         "launches": launches,
         "process": {"pid": os.getpid(), "rank": rank_of(dict(os.environ)) or 0, "program": program},
         "python": platform.python_version(),
-        "triton": getattr(sys.modules.get("triton"), "__version__", None),
+        **{name: getattr(sys.modules.get(name), "__version__", None) for name in ("triton", "cupy")},
     }
 
 
 def _audited(kernel: Kernel) -> dict[str, Any]:
     """The audit of the traced build alone: the clean one is not kept. It may not harm the program either."""
     try:
-        return audit_builds((kernel.cubin, kernel.name), None, kernel.site_set["sites"], {})
+        return audit_builds((kernel.loaded.cubin, kernel.loaded.symbol), None, kernel.site_set["sites"], {})
     except Exception as error:
         return not_audited(f"the audit failed: {error}")
 
 
 def _sources(kernels: list[Kernel]) -> dict[str, str]:
-    """Texts of the files that sites stand in, where they can be read."""
+    """Texts that sites stand in: of the package, or of files, where they can be read."""
+    texts = {name: text for own in kernels for name, text in own.loaded.texts.items()}
     out = {}
     for path in sorted({site["file"] for own in kernels for site in own.site_set["sites"] if site["file"]}):
+        if path in texts:
+            out[path] = texts[path]
+            continue
         with contextlib.suppress(OSError, ValueError):
             if Path(path).stat().st_size <= _MAX_SOURCE_BYTES:
                 out[path] = Path(path).read_text(encoding="utf-8", errors="replace")

@@ -1,7 +1,7 @@
-"""Triton kernels of a process below `warplens record`, or in a `with warplens.record(...)` block.
+"""Kernels that Python packages launch (Triton, CuPy), in a process below `warplens record`.
 
-In: the variable WARPLENS_RECORD, or a `Request`. Out: a `.wlens` file in the run's folder, and a note of what ran. Is
-called by sitecustomize when the program has imported Triton: it must not let that import fail, nor import Polars.
+In: the variable WARPLENS_RECORD. Out: a `.wlens` file in the run's folder, and a note of what ran. Is called by
+sitecustomize when the program has imported such a package: it must not let that import fail, nor import Polars.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from warplens.capture.doors import DOORS
 from warplens.capture.ends import at_end
+from warplens.capture.python import PythonCapture, PythonOptions
 from warplens.capture.recording import Recording
 from warplens.capture.request import VARIABLE, Asked, from_text
 from warplens.capture.tell import tell
-from warplens.capture.triton import TritonCapture, TritonOptions
 from warplens.errors import FileError
 from warplens.trace.file import write_file
 
@@ -33,15 +34,22 @@ class _Process:
         self._failed: str | None = None
         self._written = False
         self.pid = os.getpid()
-        self.capture = TritonCapture(
-            TritonOptions.of(asked), quiet=True, seen=self._seen, forked=_in_child, done=self._write
+        self.packages: list[str] = []
+        self.capture = PythonCapture(
+            PythonOptions.of(asked), quiet=True, seen=self._seen, forked=_in_child, done=self._write
         )
+
+    def join(self, package: str) -> None:
+        """Record kernels of this package, too."""
+        if package not in self.packages:
+            self.packages.append(package)
+            self.capture.join(DOORS[package])
 
     def _seen(self) -> None:
         """Behind the first launch of a kernel: an end that comes without warning is not to be silent."""
         if self.capture.is_due and not self._written:
             why = "it ended before its records were read, as by a kill or os._exit; they are read at its end, or behind"
-            self._leave({"left_out": [f"Triton's kernels of process {self.pid}: {why} --launch-count launches"]})
+            self._leave({"left_out": [f"{self._what}: {why} --launch-count launches"]})
 
     def _write(self, recording: Recording) -> None:
         try:
@@ -60,10 +68,14 @@ class _Process:
             if recording is not None and not self._written:
                 self._write(recording)
             if self._failed is not None and not self._written:
-                tell(f"the Triton kernels of this process ({self.pid}) are not recorded: {self._failed}")
+                tell(f"{self._what} are not recorded: {self._failed}")
             self._note()
         except Exception as error:
-            tell(f"the Triton kernels of this process ({self.pid}) are not recorded: {error}")
+            tell(f"{self._what} are not recorded: {error}")
+
+    @property
+    def _what(self) -> str:
+        return f"kernels of {self.capture.packages} in process {self.pid}"
 
     @property
     def _place(self) -> Path:
@@ -92,29 +104,47 @@ class _Process:
 _running: _Process | None = None
 
 
-def begin() -> None:
-    """Record this process's Triton kernels as the variable says. Raises nothing that the program would see."""
+def begin(package: str) -> None:
+    """Record this process's kernels of a package as the variable says. Raises nothing that the program would see."""
     if _running is None:
-        _start()
+        _start([package])
+    elif _running.pid != os.getpid():  # a child of fork
+        _in_child(package)
+    else:
+        _join(_running, package)
 
 
-def _in_child() -> None:
-    """A child of fork that uses Triton is a process like others: a server's workers are such."""
+def _in_child(*more: str) -> None:
+    """A child of fork that uses such a package is a process like others: a server's workers are such."""
+    packages = list(more)
     if _running is not None:
         _running.capture.put_back()
-    _start()
+        packages = [*_running.packages, *more]
+    _start(packages)
 
 
-def _start() -> None:
+def _start(packages: list[str]) -> None:
     global _running
     try:
         asked = from_text(os.environ.get(VARIABLE, ""))
         if asked is None:
             return
         process = _Process(asked)
-        process.capture.start()
     except Exception as error:
-        tell(f"the Triton kernels of this process ({os.getpid()}) are not recorded: {error}")
+        _tell(packages, error)
         return
     _running = process
     at_end(process.finish)
+    for package in packages:
+        _join(process, package)
+
+
+def _join(process: _Process, package: str) -> None:
+    try:
+        process.join(package)
+    except Exception as error:
+        _tell([package], error)
+
+
+def _tell(packages: list[str], error: Exception) -> None:
+    tell(f"kernels of {' and '.join(packages)} in this process ({os.getpid()}) are not recorded: {error}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from warplens import layout
-from warplens.capture.triton_memory import Made, divide, replays
+from warplens.capture.python_memory import Made, divide, replays
 
 ONE_SM = [{"when": "before", "sm": [0, 0, 1, 1], "globaltimer_ns": [0, 10_000, 0, 10_000]}]
 ONE_SM[0]["clock_cycles"] = [0, 20_000, 1_000_000, 1_020_000]  # SM 1 is a million cycles ahead

@@ -1,4 +1,4 @@
-"""Memory for the records of a program's Triton kernels, and which launch each record is of.
+"""Memory for the records of the kernels that Python packages launch, and which launch each record is of.
 
 In: kernels as they are loaded, launches as they are made. Out: chunks by launch. One arena holds the records of all
 launches; grid ids tell them apart, and the clock tells replays of a CUDA graph apart, which share one.
