@@ -27,7 +27,7 @@ PLAUSIBLE: Final = (0.02, 50.0)
 """ns per cycle of a clock between 20 MHz and 50 GHz: slopes beyond come from damaged pairs."""
 GROSS_RATE_ERROR: Final = 1e-3
 CHANGED_RATE: Final = 0.25
-"""Under load an SM's clock runs slower, by a tenth on an H200 at a matmul: pairs of a launch so far off are no damage."""
+"""Under load an SM's clock runs slower, by a tenth on an H200 at a matmul: pairs so far off are no damage."""
 MAX_NS: Final = 1 << 62
 
 
