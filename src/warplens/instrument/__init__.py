@@ -272,11 +272,12 @@ class _Entry:
 
 
 def site_text(sites: list[dict[str, Any]]) -> str:
-    """A table of sites as a string: what WARPLENS_SITES_FROM leaves, with file and line of each.
+    """A table of sites as a string: what WARPLENS_SITES_FROM leaves, with file, line and arrivals of each.
 
     Names and files come from the user's source: what would end a field or the string is U+FFFD in the table.
     """
-    fields = [[s["name"], s["kind"], s["resource"], s["file"], str(s["line"])] for s in sites]
+    keys = ("name", "kind", "resource", "file", "line", "arrivals")
+    fields = [["" if site[key] is None else str(site[key]) for key in keys] for site in sites]
     rows = [[field.translate(_OF_TABLE) for field in row] for row in fields]
     text = "".join(layout.SITE_SEPARATOR + layout.FIELD_SEPARATOR.join(row) for row in rows)
     return text + f"{layout.TAIL_SEPARATOR}{rows[0][3]}{layout.TAIL_SEPARATOR}{rows[0][4]}"

@@ -56,7 +56,8 @@ class Mark:
 
 @dataclass
 class Plan:
-    """Sites with the keys of the manifest (id, name, kind, resource, file, line), marks in the order of the text.
+    """Sites with the keys of the manifest (id, name, kind, resource, file, line, arrivals), marks in the order of the
+    text.
 
     The first site is that of the kernel's begin and has no mark here. `left_out`: one line for each kind of place that
     is not marked.
@@ -156,7 +157,7 @@ class Planner:
         if flow.is_apart(*begin) or flow.is_apart(*end):
             self._leave_out("waits not marked: only some lanes of a warp come there")
             return
-        site = self._site(wait.first, "wait", name, wait.resource)
+        site = self._site(wait.first, "wait", name, wait.resource, wait.arrivals)
         self._marks.append(Mark(*begin, site, Verb.WAIT))
         phase = self._site(wait.first, "phase", "", "")
         self._marks.append(Mark(*end, phase, Verb.PHASE, settles=wait.settles))
@@ -189,7 +190,7 @@ class Planner:
             return
         if not self._fits(instant.index, False, "arrivals and issues not marked"):
             return
-        site = self._site(instant.index, instant.verb, name, instant.resource)
+        site = self._site(instant.index, instant.verb, name, instant.resource, instant.arrivals)
         verb = _VERBS[instant.verb]
         guard = "" if own.name == "bra" else own.predicate
         self._marks.append(Mark(instant.index, False, site, verb, guard=guard, negated=own.negated))
@@ -249,11 +250,12 @@ class Planner:
     def _leave_out(self, why: str) -> None:
         self._left_out[why] = self._left_out.get(why, 0) + 1
 
-    def _site(self, index: int, kind: str, name: str, resource: str) -> int:
+    def _site(self, index: int, kind: str, name: str, resource: str, arrivals: int | None = None) -> int:
         number, line, _ = self._flow.code[index].place
         file = self._files.get(number, "") if line else ""
         site = {"id": len(self._sites) + 1, "name": name, "kind": kind, "resource": resource}
-        self._sites.append({**site, "file": file, "line": line if file else self._ptx_line(index)})
+        place = {"file": file, "line": line if file else self._ptx_line(index)}
+        self._sites.append({**site, **place, "arrivals": arrivals})
         return len(self._sites)
 
     def _ptx_line(self, index: int) -> int:

@@ -72,6 +72,7 @@ def sites(manifest: dict[str, Any]) -> pl.DataFrame:
     rows = [(entry["name"], site) for entry in manifest["site_sets"] for site in entry["sites"]]
     columns: dict[str, Any] = {"site": list(range(len(rows))), "site_set": [name for name, _ in rows]}
     columns |= {key: [site[key] for _, site in rows] for key in ("id", "name", "kind", "resource", "file", "line")}
+    columns["arrivals"] = [site.get("arrivals") for _, site in rows]
     return _frame(TABLES["sites"], columns)
 
 

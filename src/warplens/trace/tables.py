@@ -104,6 +104,12 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "resource": Column("String", "what it waits for or arrives at; empty for none"),
         "file": Column("String", "source file; empty when not known"),
         "line": Column("UInt32", "line; 0 when not known"),
+        "arrivals": Column(
+            "UInt32",
+            "of an mbarrier in instrumented PTX: of a wait, how many arrivals end a phase; of an arrival or an issue, "
+            "how many of them it makes; null where that is not known",
+            True,
+        ),
     },
     "problems": {
         "launch": Column("UInt32", "launch; null when it concerns the whole trace", True),
@@ -133,8 +139,8 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
 }
 """Column by column, in order. Rows of `spans` stand in the order launch, block, warp, sequence."""
 
-ADDED: Final = frozenset({"end_block", "end_warp"})
-"""Columns of `spans` that files of version 1.0 do not have: null there."""
+ADDED: Final = frozenset({"end_block", "end_warp", "arrivals"})
+"""Columns of `spans` and `sites` that files of version 1.0 do not have: null there."""
 
 CLOCKS: Final[dict[str, Column]] = {
     "launch": _LAUNCH,

@@ -213,7 +213,7 @@ inline bool is_automatic(const char* text) {
   unsigned fields = 1;
   for (const char* at = text; *at != '\0' && *at != '\x1d' && (at == text || *at != '\x1e'); ++at)
     fields += *at == '\x1f';
-  return *text == '\x1e' && fields == 5;
+  return *text == '\x1e' && fields >= 5;
 }
 
 // What wrote the records of a set's kernels: automatic marks always do as the policy `stream`.
@@ -232,13 +232,15 @@ inline std::string site_set_entry(const SiteSet& set) {
   unsigned id = 0;
   for (const std::string& row : split(is_long ? parts[0].substr(1) : parts[0], is_long ? '\x1e' : ',')) {
     const auto fields = is_long ? split(row, '\x1f') : std::vector<std::string>{trimmed(row), "phase", ""};
-    if ((fields.size() != 3 && fields.size() != 5) || fields[0].empty()) continue;
-    const bool placed = fields.size() == 5;
+    if ((fields.size() != 3 && fields.size() != 5 && fields.size() != 6) || fields[0].empty()) continue;
+    const bool placed = fields.size() > 3;
     const std::string file = placed ? fields[3] : parts.size() > 1 ? parts[1] : "";
     const std::string line = placed ? fields[4] : parts.size() > 2 ? parts[2] : "0";
     sites += std::string(sites.empty() ? "" : ",") + "{\"id\":" + std::to_string(++id) +
              ",\"name\":" + json_text(fields[0]) + ",\"kind\":" + json_text(fields[1]) +
-             ",\"resource\":" + json_text(fields[2]) + ",\"file\":" + json_text(file) + ",\"line\":" + line + "}";
+             ",\"resource\":" + json_text(fields[2]) + ",\"file\":" + json_text(file) + ",\"line\":" + line;
+    if (fields.size() == 6) sites += ",\"arrivals\":" + (fields[5].empty() ? "null" : fields[5]);
+    sites += "}";
   }
   return "{\"name\":" + json_text(set.name) + ",\"hash\":" + std::to_string(hash_of(set.name)) + ",\"sites\":[" +
          sites + "]}";
