@@ -76,6 +76,7 @@ def test_sites_of_automatic_marks_have_a_place_each_and_their_policy_is_stream(b
     ]
     assert {site["file"] for site in sites} == {"/src/a.cu"}
     assert [site["arrivals"] for site in sites] == [None, 128, None, None]
+    assert manifest["site_sets"][0]["left_out"] == ["call of f (a.cu:3)"]
     assert manifest["kernels"][0]["policy"] == "stream"
 
 

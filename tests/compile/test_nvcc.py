@@ -83,6 +83,16 @@ def test_a_program_holds_marks_and_the_names_of_its_sites(place: Path) -> None:
     assert sorted(path.name for path in place.iterdir()) == ["a", "a.cu", "bin"]
 
 
+def test_functions_that_are_not_inlined_are_named_in_the_program(place: Path) -> None:
+    function = "__device__ __noinline__ void meet() { __syncthreads(); }\n"
+    (place / "a.cu").write_text(function + MAIN.replace("__syncthreads();", "meet();"), encoding="utf-8")
+    line = next(n for n, text in enumerate((place / "a.cu").read_text().splitlines(), 1) if "  meet();" in text)
+    nvcc(*SM_90, "a.cu", "-o", "a")
+    told = f"call of _Z4meetv (a.cu:{line}): what it does is not marked, 1 wait among it"
+    assert b"\x1d" + told.encode() in (place / "a").read_bytes()
+    assert told in nvcc(*SM_90, "--warplens-verbose", "-c", "a.cu").stderr
+
+
 def test_nvcc_runs_the_commands_that_it_would_run_but_for_two_tools(place: Path) -> None:
     folder = place / "links"
     folder.mkdir()

@@ -118,7 +118,7 @@ class Tools:
 
     def _keep(self, output: Path, source: Path, chosen: Chosen) -> None:
         """So that `fatbinary` finds the sites by the file it is given, and the marked text by the clean one's."""
-        sets = {own.site_set["name"]: site_text(own.site_set["sites"]) for own in chosen.kernels if own.site_set}
+        sets = {own.site_set["name"]: site_text(own.site_set) for own in chosen.kernels if own.site_set}
         facts = {"sets": sets, "marked": str(self._base(chosen.text or "").with_suffix(".ptx"))}
         for path in (output, source):
             self._record(path).write_text(json.dumps(facts), encoding="utf-8", errors="surrogateescape")

@@ -53,6 +53,7 @@ def check(manifest: Any, where: str = "manifest") -> dict[str, Any]:
         ids = [site["id"] for site in entry["sites"]]
         if ids != list(range(1, len(ids) + 1)):
             raise FormatError(f"{where}.site_sets[{index}]: expected the ids 1, 2, 3 ... in order, found {_show(ids)}")
+        _list(_text)(entry.get("left_out", []), f"{where}.site_sets[{index}].left_out")
         for number, site in enumerate(entry["sites"]):
             _nullable(_u32)(site.get("arrivals"), f"{where}.site_sets[{index}].sites[{number}].arrivals")
     for index, entry in enumerate(filled["calibration"]):

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from warplens import layout
 from warplens.errors import PtxError
+from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
 from warplens.instrument.insert import Inserter, Piece, marks_file
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
@@ -230,14 +231,14 @@ class _Entry:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
         plan = Planner(flow, selection).plan()
-        calls = sum(own.name == "call" for own in flow.code)
-        left_out = [*plan.left_out, *([f"{calls} calls: what the functions do is not marked"] if calls else [])]
+        left_out = [*plan.left_out, *unmarked_calls(flow)]
         if self._in_program:  # other units, and this one for other GPUs, may have a kernel of this name
             facts = repr((self.name, plan.sites)).encode("utf-8", "replace")
             self.name = f"{self.name[:_LONGEST_NAME]}_{hashlib.sha256(facts).hexdigest()[:8]}"
         digest = layout.sites_hash(self.name)
-        self.kernel = Kernel(flow.function.name, {"name": self.name, "hash": digest, "sites": plan.sites}, left_out)
-        self.symbol = _site_symbol(self.name, plan.sites, "weak" if self._in_program else "visible")
+        site_set = {"name": self.name, "hash": digest, "sites": plan.sites, "left_out": left_out}
+        self.kernel = Kernel(flow.function.name, site_set, left_out)
+        self.symbol = _site_symbol(site_set, "weak" if self._in_program else "visible")
         recorder = Recorder(
             layout.code_bits(len(plan.sites)),
             digest,
@@ -271,19 +272,26 @@ class _Entry:
         return _OWN_SHARED
 
 
-def site_text(sites: list[dict[str, Any]]) -> str:
-    """A table of sites as a string: what WARPLENS_SITES_FROM leaves, with file, line and arrivals of each.
+def site_text(site_set: dict[str, Any]) -> str:
+    """A set of sites as a string: what WARPLENS_SITES_FROM leaves, with file, line and arrivals of each, and behind
+    them what is not marked.
 
     Names and files come from the user's source: what would end a field or the string is U+FFFD in the table.
     """
     keys = ("name", "kind", "resource", "file", "line", "arrivals")
-    fields = [["" if site[key] is None else str(site[key]) for key in keys] for site in sites]
-    rows = [[field.translate(_OF_TABLE) for field in row] for row in fields]
+    rows = [["" if site[key] is None else _field(site[key]) for key in keys] for site in site_set["sites"]]
     text = "".join(layout.SITE_SEPARATOR + layout.FIELD_SEPARATOR.join(row) for row in rows)
-    return text + f"{layout.TAIL_SEPARATOR}{rows[0][3]}{layout.TAIL_SEPARATOR}{rows[0][4]}"
+    parts = [text, rows[0][3], rows[0][4], *map(_field, site_set["left_out"])]
+    return layout.TAIL_SEPARATOR.join(parts)
 
 
-def _site_symbol(name: str, sites: list[dict[str, Any]], linkage: str) -> str:
-    data = (site_text(sites) + "\0").encode("utf-8", "surrogateescape")
+def _field(value: str | int) -> str:
+    return str(value).translate(_OF_TABLE)
+
+
+def _site_symbol(site_set: dict[str, Any], linkage: str) -> str:
+    data = (site_text(site_set) + "\0").encode("utf-8", "surrogateescape")
     listed = ",".join(map(str, data))
-    return f".{linkage} .global .align 1 .b8 {layout.SITES_SYMBOL_PREFIX}{name}[{len(data)}] = {{{listed}}};"
+    return (
+        f".{linkage} .global .align 1 .b8 {layout.SITES_SYMBOL_PREFIX}{site_set['name']}[{len(data)}] = {{{listed}}};"
+    )

@@ -84,3 +84,13 @@ def test_a_file_that_is_there_is_written_over_with_f_alone(ptx: Path) -> None:
     assert run("instrument", ptx, "-o", out, "-f").exit_code == 0
     assert b"warplens_sites_k" in out.read_bytes()
     assert run("instrument", ptx, "-o", ptx, "-f").exit_code == 2
+
+
+def test_functions_that_a_kernel_calls_are_named_as_not_marked(ptx: Path) -> None:
+    function = ".func f() { bar.sync 1; ret; }\n.visible .entry"
+    ptx.write_text(BARRIER.replace(".visible .entry", function).replace("\tbar.sync 0;", "\tcall f;"))
+    out = ptx.with_name("b.ptx")
+    told = "call of f (ptx:9): what it does is not marked, 1 wait among it"
+    assert f"note: {told}" in run("instrument", ptx, "-o", out).output
+    done = run("instrument", ptx, "-o", out, "-f", "--json")
+    assert json.loads(done.stdout)["kernels"][0]["left_out"] == [told]

@@ -242,8 +242,10 @@ inline std::string site_set_entry(const SiteSet& set) {
     if (fields.size() == 6) sites += ",\"arrivals\":" + (fields[5].empty() ? "null" : fields[5]);
     sites += "}";
   }
+  std::string left_out;  // what `warplens nvcc` did not mark
+  for (std::size_t n = 3; n < parts.size(); ++n) left_out += (n > 3 ? "," : "") + json_text(parts[n]);
   return "{\"name\":" + json_text(set.name) + ",\"hash\":" + std::to_string(hash_of(set.name)) + ",\"sites\":[" +
-         sites + "]}";
+         sites + "]" + (is_automatic(set.text) ? ",\"left_out\":[" + left_out + "]" : "") + "}";
 }
 
 // What the program asked for one build holds for the other.
