@@ -278,6 +278,7 @@ ACTIONS: dict[str, Callable[[_Lane, list[str], list[str]], None]] = {
     "mbarrier.arrive": _arrive,
     "mbarrier.try_wait": _ask,
     "cp.async.mbarrier.arrive": _arrive,
+    "cp.async.wait_all": _arrive,
     "mapa": _arrive,
     "elect.sync": _elect,
 }

@@ -93,7 +93,7 @@ class Tools:
         name = _source_name(text, source)
         try:
             wish = self._wish
-            chosen = choose(text, wish.selection, assemble, kernels=wish.kernels or None, in_program=True)
+            chosen = choose(text, wish.within_budget, assemble, kernels=wish.kernels or None, in_program=True)
         except WarplensError as error:
             if "there are _ZN8warplens" not in str(error):  # host.hpp's own kernels alone
                 say(f"{name}: compiled without marks: {error}")
@@ -101,7 +101,11 @@ class Tools:
         except Exception as error:  # a build must not fail by us
             say(f"{name}: compiled without marks: {type(error).__name__}: {error}")
             return None
-        wanted = self._wish.verbose or any(own.startswith("it gets", own.find(": ") + 2) for own in chosen.lines)
+        wanted = (
+            self._wish.verbose
+            or self._wish.budget
+            or any(own.startswith("it gets", own.find(": ") + 2) for own in chosen.lines)
+        )
         for line in chosen.lines if wanted else []:
             say(f"{name}: {line}")
         for own in chosen.kernels if self._wish.verbose else []:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import json
 import os
 import re
 import threading
@@ -18,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from warplens import __version__, layout
@@ -31,7 +33,7 @@ from warplens.capture.triton_hooks import Hooks, unfit
 from warplens.capture.triton_manifest import Kernel, Launch, make_recording
 from warplens.capture.triton_memory import Memory, is_captured
 from warplens.errors import UsageError
-from warplens.instrument import Selection
+from warplens.instrument import Budget, Selection
 
 _OF_OTHERS: Final = {
     "policy": ("auto", "stream"),
@@ -101,12 +103,18 @@ class TritonOptions:
 
     @classmethod
     def of(cls, asked: Asked) -> TritonOptions:
-        """What `warplens record` or `warplens.record` asks for, as far as it concerns Triton's kernels."""
+        """What `warplens record` or `warplens.record` asks for, as far as it concerns Triton's kernels.
+
+        `counts` is the file that `warplens record` has made of the first run's trace.
+        """
         request = asked.request
+        budget = None
+        if request.budget is not None and request.counts is not None:
+            budget = Budget.of(request.budget, json.loads(Path(request.counts).read_text(encoding="utf-8")))
         ignored = [name for name, usual in _OF_OTHERS.items() if getattr(request, name, usual[0]) not in usual]
         return cls(
             kernels=request.kernels,
-            selection=Selection(request.auto, request.sites),
+            selection=Selection(request.auto, request.sites, budget=budget),
             capacity_bytes=request.capacity_bytes,
             every_block=request.every_block,
             warp_mask=request.warp_mask,

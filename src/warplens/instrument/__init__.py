@@ -21,8 +21,9 @@ from warplens.instrument.insert import Inserter, Piece, marks_file
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
 from warplens.instrument.sites import Plan, Planner, Selection
+from warplens.instrument.thin import Budget
 
-__all__ = ["Instrumented", "Kernel", "Mode", "Selection", "instrument", "site_text"]
+__all__ = ["Budget", "Instrumented", "Kernel", "Mode", "Selection", "instrument", "site_text"]
 
 _ARCH: Final = re.compile(r"sm_([0-9]{1,4})(?![0-9])")
 _OF_HOST: Final = re.compile(rf"\.const\s+\.align\s+8\s+\.b8\s+([\w$]*{layout.DESCRIPTOR_SYMBOL})\[")

@@ -19,6 +19,7 @@ from warplens.instrument.flow import Flow
 from warplens.instrument.read import file_name
 from warplens.instrument.scopes import Scopes
 from warplens.instrument.source import SourceMark, moved, source_marks
+from warplens.instrument.thin import Budget, Origin, Thinner
 from warplens.instrument.waits import Waits, is_idle, notable
 from warplens.layout import Control, Verb
 
@@ -60,18 +61,21 @@ class Plan:
     text.
 
     The first site is that of the kernel's begin and has no mark here. `left_out`: one line for each kind of place that
-    is not marked.
+    is not marked. `origins`: of each site; `looped`: those of waits and instants in loops.
     """
 
     sites: list[dict[str, Any]]
     marks: list[Mark]
     left_out: list[str] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    looped: frozenset[Origin] = frozenset()
 
 
 @dataclass(frozen=True)
 class Selection:
     """What is marked. `level`: one of LEVELS. `sites`: regular expression that a site's name must hold. `kinds`: None
-    for all of them. `also`: some of ALSO, which no level has.
+    for all of them. `also`: some of ALSO, which no level has. `budget`: how many events that may make, None for as
+    many as there are.
 
     Raises UsageError for what cannot be meant.
     """
@@ -80,6 +84,7 @@ class Selection:
     sites: str | None = None
     kinds: tuple[str, ...] | None = None
     also: tuple[str, ...] = ()
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -100,10 +105,14 @@ class Selection:
 
 
 class Planner:
-    """Makes the `Plan` of one kernel."""
+    """Makes the `Plan` of one kernel. `thinner`: what is left out of it for the budget, and how the rest is called."""
 
-    def __init__(self, flow: Flow, selection: Selection) -> None:
+    def __init__(self, flow: Flow, selection: Selection, thinner: Thinner | None = None) -> None:
         self._flow, self._selection = flow, selection
+        self._without = frozenset(thinner.gone if thinner else ())
+        self._names = thinner.names if thinner else {}
+        self._origins: list[Origin] = []
+        self._looped: set[Origin] = set()
         self._scopes = Scopes(flow)
         self._files = flow.module.files
         self._sites: list[dict[str, Any]] = []
@@ -113,6 +122,23 @@ class Planner:
 
     def plan(self) -> Plan:
         """Raises PtxError for a kernel without instructions or with more than 1023 sites."""
+        budget = self._selection.budget
+        plan = self._whole()
+        if budget is None:
+            return plan
+        counts = budget.of_kernel(self._flow.function.name)
+        names = [site["name"] for site in plan.sites]
+        if not set(counts) & set(names):
+            why = "the first run did not count it" if not counts else "the first run counted other sites"
+            plan.left_out.append(f"no budget is kept: {why}")
+            return plan
+        thinner = Thinner(plan, counts, budget)
+        while thinner.more(plan):
+            plan = Planner(self._flow, self._selection, thinner)._whole()
+        plan.left_out += thinner.lines(plan)
+        return plan
+
+    def _whole(self) -> Plan:
         if not self._flow.code:
             raise PtxError(f"{self._flow.function.name} has no instructions")
         waits = Waits(self._flow)
@@ -135,17 +161,17 @@ class Planner:
             most = f"at most {layout.MAX_SITES} can be told apart: choose fewer by level, kind or name"
             raise PtxError(f"{self._flow.function.name} has {len(self._sites):,} sites to mark: {most}")
         left_out = [f"{count} {why}" for why, count in self._left_out.items()]
-        return Plan(self._sites, self._marks, [*left_out, *moved(self._flow, of_source)])
+        left_out += moved(self._flow, of_source)
+        return Plan(self._sites, self._marks, left_out, self._origins, frozenset(self._looped))
 
     def _wait(self, wait: Any) -> None:
         flow = self._flow
         block = flow.block_of[wait.first]
-        if self._selection.level == "coarse" and any(
-            block in loop.blocks for loop in flow.loops if wait.into is None or wait.into in loop.blocks
-        ):
+        loops = any(block in loop.blocks for loop in flow.loops if wait.into is None or wait.into in loop.blocks)
+        if self._selection.level == "coarse" and loops:
             return
         name = self._named(wait.first, f"wait {wait.what}")
-        if not self._selection.takes(name, "wait"):
+        if not self._selection.takes(name, "wait") or self._is_gone(wait.first, "wait", name, loops):
             return
         begin = self._begin_of(wait)
         end = (wait.last, True) if wait.into is None else (flow.blocks[wait.into].start, False)
@@ -161,6 +187,13 @@ class Planner:
         self._marks.append(Mark(*begin, site, Verb.WAIT))
         phase = self._site(wait.first, "phase", "", "")
         self._marks.append(Mark(*end, phase, Verb.PHASE, settles=wait.settles))
+
+    def _is_gone(self, index: int, kind: str, name: str, loops: bool | None = None) -> bool:
+        """Whether a site is left out for the budget. `loops`: whether it is in a loop, None: to be looked up."""
+        block = self._flow.block_of[index]
+        if loops or (loops is None and any(block in loop.blocks for loop in self._flow.loops)):
+            self._looped.add((index, kind, name))
+        return (index, kind, name) in self._without
 
     def _begin_of(self, wait: Any) -> tuple[int, bool] | None:
         """Where the mark in front of a wait stands: of a loop, behind the one instruction that leads into it."""
@@ -186,7 +219,7 @@ class Planner:
         flow = self._flow
         own = flow.code[instant.index]
         name = self._named(instant.index, instant.what)
-        if not self._selection.takes(name, instant.verb):
+        if not self._selection.takes(name, instant.verb) or self._is_gone(instant.index, instant.verb, name):
             return
         if not self._fits(instant.index, False, "arrivals and issues not marked"):
             return
@@ -202,16 +235,20 @@ class Planner:
         for landing in landings(self._flow) if "loads" in also else ():
             self._landing(landing)
         for number in lines(self._flow) if "lines" in also else ():
-            if self._fits(number, False, "lines not marked") and self._selection.takes("", "phase"):
+            if self._is_gone(number, "phase", "") or not self._selection.takes("", "phase"):
+                continue
+            if self._fits(number, False, "lines not marked"):
                 self._marks.append(Mark(number, False, self._site(number, "phase", "", ""), Verb.PHASE))
 
     def _landing(self, landing: Landing) -> None:
         name = self._named(landing.first, "wait load")
-        if not self._selection.takes(name, "wait") or not self._fits(landing.last, True, "loads not marked"):
+        if not self._selection.takes(name, "wait") or self._is_gone(landing.first, "wait", name):
+            return
+        if not self._fits(landing.last, True, "loads not marked"):
             return
         site = self._site(landing.first, "wait", name, "loads")
         self._marks.append(Mark(landing.last, True, site, Verb.WAIT))
-        phase = self._site(landing.last, "phase", "", "")
+        phase = self._site(landing.first, "phase", "", "")
         self._marks.append(Mark(landing.last, True, phase, Verb.PHASE, pins=landing.values))
 
     def _fits(self, index: int, behind: bool, what: str) -> bool:
@@ -245,6 +282,7 @@ class Planner:
             site = self._named_sites[kind, own.name] = self._site(own.index, kind, own.name, "")
             file = self._files.get(own.line[0], "") if own.line[1] else ""
             self._sites[-1] |= {"file": file, "line": own.line[1]} if file else {}
+            self._origins[-1] = own.index, "of source", own.name
         self._marks.append(Mark(own.index, own.behind, site, _SOURCE_VERBS[own.verb]))
 
     def _leave_out(self, why: str) -> None:
@@ -256,6 +294,7 @@ class Planner:
         site = {"id": len(self._sites) + 1, "name": name, "kind": kind, "resource": resource}
         place = {"file": file, "line": line if file else self._ptx_line(index)}
         self._sites.append({**site, **place, "arrivals": arrivals})
+        self._origins.append((index, kind, name))
         return len(self._sites)
 
     def _ptx_line(self, index: int) -> int:
@@ -318,6 +357,9 @@ class Planner:
         used = dict.fromkeys([1, *(mark.site for mark in self._marks if mark.site)])
         number = {old: new for new, old in enumerate(used, 1)}
         self._sites = [self._sites[old - 1] | {"id": new} for old, new in number.items()]
+        self._origins = [self._origins[old - 1] for old in number]
+        for origin, site in zip(self._origins, self._sites, strict=True):
+            site["name"] = self._names.get(origin, site["name"])
         number[0] = 0
         for mark in self._marks:
             mark.site = number[mark.site]

@@ -448,6 +448,16 @@ def test_grids_and_a_switch_choose_launches_too(tmp_path: Path, monkeypatch: pyt
     assert [own[1] for own in capture._launches] == [(4,)]
 
 
+def test_a_budget_goes_by_the_counts_that_record_left(tmp_path: Path) -> None:
+    (tmp_path / "counts").write_text('{"k": [2, {"ptx:8 wait barrier 0": 10}]}', encoding="utf-8")
+    asked: Any = SimpleNamespace(request=Request(budget="3", counts=str(tmp_path / "counts")), folder="/f")
+    asked.host = asked.command = None
+    own = TritonOptions.of(asked)
+    assert own.selection.budget is not None
+    assert own.selection.budget.of_kernel("k") == {"ptx:8 wait barrier 0": 5.0}
+    assert own.key != TritonOptions().key
+
+
 def test_what_record_asks_for_and_triton_has_not_is_named() -> None:
     request = SimpleNamespace(**{**vars(Request()), "keep": "newest", "policy": "stream"})
     asked: Any = SimpleNamespace(request=request, folder="/f", host=None, command=None)
