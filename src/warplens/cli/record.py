@@ -187,9 +187,9 @@ def _tell_left_out(notes: list[dict[str, Any]]) -> None:
             click.echo(f"not recorded: {visible(text, limit=200)}", err=True)
     remarks = [text for note in notes for text in note.get("remarks") or []]
     for text in remarks[:_LISTED]:
-        click.echo(f"not marked: {visible(text, limit=300)}", err=True)
+        click.echo(f"marks: {visible(text, limit=300)}", err=True)
     if len(remarks) > _LISTED:
-        click.echo(f"not marked: {len(remarks) - _LISTED:,} more, in the traces' manifests", err=True)
+        click.echo(f"marks: {len(remarks) - _LISTED:,} more lines, in the traces' manifests", err=True)
 
 
 def _tell_what_ran(notes: list[dict[str, Any]], request: Request) -> None:

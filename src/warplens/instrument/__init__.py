@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from warplens import layout
@@ -44,17 +44,21 @@ _OWN_NAME: Final = re.compile(rf"(?<![\w$%])(?:[%$]wl_\w*|{_OWN_SHARED}\b|{layou
 @dataclass
 class Kernel:
     """A kernel of the module. `site_set`: as the manifest lists it, None for one that is not marked; `left_out`: what
-    of it is not marked and why, a line each."""
+    of it is not marked and why, a line each. `takes_limit`: whether its registers can be limited; `uses`: the names of
+    its instructions, as `wgmma`.
+    """
 
     name: str
     site_set: dict[str, Any] | None
     left_out: list[str] = field(default_factory=list)
+    takes_limit: bool = True
+    uses: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Mode:
     """How one kernel is marked: which marks it gets, None for none, and what registers its threads may take, where it
-    does not say it itself (`.maxnreg`)."""
+    `takes_limit`."""
 
     selection: Selection | None
     most_registers: int | None = None
@@ -80,9 +84,10 @@ def instrument(
     """Marks the kernels of a PTX module.
 
     `selection`: which marks (waits, all of them, by default). `kernels`: regular expression that a kernel's name must
-    hold. `most_registers`: what their threads may take, where the kernel does not say it itself (`.maxnreg`). `modes`:
-    both, for kernels by their names. `in_program`: the module is of a translation unit with host.hpp, whose descriptor
-    the marks then use; kernels that have marks already stay as they are. Raises
+    hold. `most_registers`: what their threads may take, where a kernel takes a limit: it has none itself (`.maxnreg`),
+    and no `setmaxnreg`, which would then count where it had not. `modes`: both, for kernels by their names.
+    `in_program`: the module is of a translation unit with host.hpp, whose descriptor the marks then use; kernels that
+    have marks already stay as they are. Raises
     PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
     """
     module = read(_checked(text, in_program))
@@ -105,8 +110,8 @@ def instrument(
     pieces = [piece for entry, mode in made if mode.selection for piece in entry.mark(mode.selection)]
     if not pieces and any(mode.selection for _, mode in made):
         raise PtxError(f"{chosen[0].name} has no instructions: there is nothing to mark")
-    for own, (_, mode) in zip(chosen, made, strict=True):
-        pieces += _limit(module, own, mode.most_registers) if mode.most_registers else []
+    for entry, mode in made:
+        pieces += entry.limit(mode.most_registers) if mode.most_registers else []
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
     symbols = [*([] if in_program else [_descriptor(space)]), *(entry.symbol for entry, _ in made if entry.symbol)]
@@ -141,12 +146,6 @@ def _is_ours(module: Module, entry: Function, descriptor: str) -> bool:
     """Whether a kernel is one of host.hpp, or its source has marks."""
     begin, end = module.statements[entry.first - 1].end, module.statements[entry.last].start
     return _OF_WARPLENS in entry.name or module.text.find(descriptor, begin, end) >= 0
-
-
-def _limit(module: Module, entry: Function, most_registers: int) -> list[Piece]:
-    _, _, end = module.statements[entry.head]
-    head = module.bare(entry.head)
-    return [] if ".maxnreg" in head or ".minnctapersm" in head else [(end, end, f"\n.maxnreg {most_registers}\n")]
 
 
 def _checked(text: str, in_program: bool) -> str:
@@ -218,7 +217,10 @@ class _Entry:
         self._flow = Flow(module, function)
         self._arch, self._space, self._descriptor, self._in_program = arch, space, descriptor, in_program
         self.name = name
-        self.kernel = Kernel(function.name, None)
+        uses = frozenset(own.name for own in self._flow.code)
+        head = module.bare(function.head)
+        free = ".maxnreg" not in head and ".minnctapersm" not in head and "setmaxnreg" not in uses
+        self.kernel = Kernel(function.name, None, takes_limit=free, uses=uses)
         self.symbol = ""
         self.needs_shared = False
         unknown = self._flow.unknown_branch
@@ -238,7 +240,7 @@ class _Entry:
             self.name = f"{self.name[:_LONGEST_NAME]}_{hashlib.sha256(facts).hexdigest()[:8]}"
         digest = layout.sites_hash(self.name)
         site_set = {"name": self.name, "hash": digest, "sites": plan.sites, "left_out": left_out}
-        self.kernel = Kernel(flow.function.name, site_set, left_out)
+        self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out)
         self.symbol = _site_symbol(site_set, "weak" if self._in_program else "visible")
         recorder = Recorder(
             layout.code_bits(len(plan.sites)),
@@ -251,6 +253,11 @@ class _Entry:
             self._in_program,
         )
         return Inserter(flow, plan, recorder).insert()
+
+    def limit(self, most_registers: int) -> list[Piece]:
+        """The piece that limits its registers, where it takes one."""
+        _, _, end = self._flow.module.statements[self._flow.function.head]
+        return [(end, end, f"\n.maxnreg {most_registers}\n")] if self.kernel.takes_limit else []
 
     def _straight(self, plan: Plan) -> int | None:
         """The number of marks when each is passed once and their records fit one chunk."""

@@ -75,7 +75,7 @@ def trust_lines(trace: Trace, launch: int | None = None, *, audit_is: str = "") 
             _builds(kernel, prefix),
             *_mark_cost(kernel, prefix, _warps(trace, index)),
         ]
-    lines += _not_marked(manifest)
+    lines += _marking(manifest)
     lines += _audit(trace, audit_is)
     lines += _losses_and_problems(trace, launch)
     lines += [_clocks(manifest), _neighbours(manifest), _time_axis(trace, launch)]
@@ -129,8 +129,8 @@ def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
     return TrustLine("builds", "ok", text, brief + (f" ({prefix[:-2]})" if prefix else ""))
 
 
-def _not_marked(manifest: dict[str, Any]) -> list[TrustLine]:
-    """Of automatic marks: what of each kernel has none, and why."""
+def _marking(manifest: dict[str, Any]) -> list[TrustLine]:
+    """Of automatic marks: what was tried for each kernel, and what of it has none, and why."""
     sets = {entry["name"]: entry for entry in manifest.get("site_sets") or []}
     lines = []
     for kernel in manifest.get("kernels") or []:
@@ -141,7 +141,7 @@ def _not_marked(manifest: dict[str, Any]) -> list[TrustLine]:
         more = [f"and {len(told) - _MOST_UNMARKED} more (`warplens info --json`)"] if told[_MOST_UNMARKED:] else []
         if told:
             text = "; ".join([*told[:_MOST_UNMARKED], *more])
-            lines.append(TrustLine("not marked", "note", f"{visible(name, limit=60)}: {text}"))
+            lines.append(TrustLine("marking", "note", f"{visible(name, limit=60)}: {text}"))
     return lines
 
 

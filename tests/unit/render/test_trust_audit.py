@@ -62,7 +62,7 @@ def test_what_automatic_marks_left_out_is_told_for_each_kernel() -> None:
     facts["kernels"].append(facts["kernels"][0] | {"name": "by_hand", "instrumented": None})
     facts["site_sets"] = [{"name": "rmsnorm"}, {"name": "other", "left_out": ["call of g (k.cu:9)"]}]
     trace = replace(fake.rmsnorm(warps=2, blocks=2), manifest=facts)
-    lines = [line for line in trust_lines(trace) if line.label == "not marked"]
+    lines = [line for line in trust_lines(trace) if line.label == "marking"]
     assert [line.level for line in lines] == ["note", "note"]
     assert lines[0].text.startswith("k: call of f (k.cu:7): what it does is not marked; 0 waits not marked: ")
     assert lines[0].text.endswith("and 1 more (`warplens info --json`)")
