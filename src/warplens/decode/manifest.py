@@ -106,6 +106,7 @@ def _launch_makes_sense(manifest: dict[str, Any], launch: dict[str, Any], path: 
 def _check_audit(entry: Any, sites: int, path: str) -> None:
     _AUDIT(entry, path)
     columns = entry["columns"]
+    _list(_nullable(_text))(columns.get("bulk_loads", []), f"{path}.columns.bulk_loads")  # newer than the audit
     if len({len(values) for values in columns.values() if isinstance(values, list)}) != 1:
         raise FormatError(f"{path}.columns: expected lists of one length")
     known = [site for site in columns["site"] if site is not None]

@@ -86,9 +86,10 @@ def audit(manifest: dict[str, Any]) -> pl.DataFrame:
         base += len(entry["sites"])
     for kernel in manifest["kernels"]:
         own = (kernel.get("audit") or {}).get("columns") or {}
+        size = len(own.get("site", []))
         for name, values in columns.items():
-            values += own.get(name, [])
-        first = len(columns["site"]) - len(own.get("site", []))
+            values += own.get(name, [None] * size)
+        first = len(columns["site"]) - size
         begin = begins[kernel["site_set"]]
         columns["site"][first:] = [None if site is None else begin + site for site in columns["site"][first:]]
     return _frame(names, columns)
