@@ -183,6 +183,8 @@ class Planner:
         if flow.is_apart(*begin) or flow.is_apart(*end):
             self._leave_out("waits not marked: only some lanes of a warp come there")
             return
+        if self._selection.level == "all" and wait.resource.startswith(layout.MBARRIER) and wait.arrivals is None:
+            self._leave_out("waits at mbarriers get no arrows: how many arrivals end a phase is not known")
         site = self._site(wait.first, "wait", name, wait.resource, wait.arrivals)
         self._marks.append(Mark(*begin, site, Verb.WAIT))
         phase = self._site(wait.first, "phase", "", "")

@@ -139,3 +139,8 @@ def test_a_run_of_issues_makes_the_arrivals_of_all() -> None:
 def test_how_many_arrivals_a_wait_is_for(made: str, wait: str, found: int | None) -> None:
     body = f"{made}\n$ask:\n\tmbarrier.try_wait.parity.shared.b64 %p2, {wait}, %r1;\n\t@!%p2 bra $ask;"
     assert [own for kind, own in arrivals(body) if kind == "wait"] == [found]
+    (kernel,) = instrument(KERNEL.format(body=body), Selection("all")).kernels
+    told = "1 waits at mbarriers get no arrows: how many arrivals end a phase is not known"
+    assert (told in kernel.left_out) == (found is None)
+    (kernel,) = instrument(KERNEL.format(body=body)).kernels
+    assert told not in kernel.left_out  # no arrival is marked at this level
