@@ -35,7 +35,7 @@ class Machine:
     waits: dict[str, int] = field(default_factory=dict)
     """Cycles that a barrier of this number takes."""
     others: int = 0
-    """Of so many votes one finds that another lane says yes; 0: none does."""
+    """Of so many votes of all lanes one finds that another lane says yes; 0: none does."""
     votes: int = 0
     touched: set[int] = field(default_factory=set)
     """Addresses that were written."""
@@ -55,6 +55,9 @@ class Machine:
     def store_wide(self, address: int, value: int) -> None:
         self.store(address, value & MASK32)
         self.store(address + 4, value >> 32)
+
+    def executed(self, thread: int, at: int, taken: bool) -> None:
+        """Is called at each instruction of a thread, `at` in the kernel; for what a test wants to know of it."""
 
     def run(self, text: str, *, grid: int, threads: int, grid_id: int, arguments: dict[str, int] | None = None) -> None:
         """Runs the module's first kernel warp after warp, in some lanes; a lane's clock begins where its warp's did."""
@@ -85,6 +88,7 @@ class _Lane:
             own = self.flow.code[at]
             self.machine.clock += self.machine.step
             taken = not own.predicate or bool(self.registers[own.predicate]) != own.negated
+            self.machine.executed(self.special["%tid.x"], at, taken)
             if not taken:
                 at += 1
             elif own.name in ("ret", "exit"):
@@ -101,6 +105,8 @@ class _Lane:
     def value(self, operand: str) -> int:
         operand = operand.strip()
         machine = self.machine
+        if operand.startswith("!"):
+            return int(not self.value(operand[1:]))
         if operand in self.registers:
             return self.registers[operand]
         if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", operand):
@@ -228,8 +234,8 @@ def _of(compute: Callable[..., int]) -> Callable[[_Lane, list[str], list[str]], 
 
 def _vote(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     machine = lane.machine
-    machine.votes += 1
-    others = machine.others > 0 and machine.votes % machine.others == 0
+    machine.votes += parts[2] == "0xffffffff"
+    others = parts[2] == "0xffffffff" and machine.others > 0 and machine.votes % machine.others == 0
     lane.write(parts[0], int(bool(lane.value(parts[1])) or others), kind)
 
 
@@ -281,4 +287,5 @@ ACTIONS: dict[str, Callable[[_Lane, list[str], list[str]], None]] = {
     "cp.async.wait_all": _arrive,
     "mapa": _arrive,
     "elect.sync": _elect,
+    "bar.warp.sync": _arrive,
 }

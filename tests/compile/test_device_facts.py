@@ -29,8 +29,7 @@ def test_what_the_device_facts_compare_is_read_with_nothing_in_between(arch: str
         "globaltimer_samples": rf"CS2R R\d+, SR_GLOBALTIMERLO\n{clocks}",
         "clock_reads": rf"{clocks}CS2R R\d+, SR_GLOBALTIMERLO\n{clocks}{{3}}(CS2R\.32 R\d+, SR_CLOCKLO\n){{2}}",
         compiled.names[BARE]: rf"{clocks}BAR\.SYNC\S* 0x0\n{clocks}",
-        compiled.names[SETTLED]: rf"{clocks}BAR\.SYNC\S* 0x0\n(UMOV .*\n)?LDS (R\d+), .*\n"
-        rf"ISETP\S+ P0, PT, \3, .*\n@!P0 LDS .*\n{clocks}",
+        compiled.names[SETTLED]: rf"{clocks}BAR\.SYNC\S* 0x0\n(UMOV .*\n)?LDS (R\d+), .*\n{clocks}",
     }
     for symbol, pattern in patterns.items():
         code = "\n".join(disassemble(compiled.cubin, symbol, tmp_path))

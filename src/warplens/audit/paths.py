@@ -6,16 +6,13 @@ In: a `Flow` and indices of instructions. Out: sets of indices. Every path count
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from warplens.audit.flow import Flow
-from warplens.audit.sass import SCOREBOARDS, Instruction
+from warplens.audit.sass import Instruction
 
 _BARRIER: Final = re.compile(r"BAR\.(?:SYNC|RED)")
-_SHARED: Final = frozenset({"LDS", "LDSM", "ATOMS"})
-"""Loads that go through the queue that a barrier goes through: one that has landed tells that the barrier is open."""
 
 
 @dataclass(frozen=True)
@@ -90,51 +87,23 @@ def is_barrier(instruction: Instruction) -> bool:
 
 
 def unsettled(flow: Flow, barrier: int, ends: frozenset[int], stops: set[int]) -> bool:
-    """Whether a path leads from the barrier to one of `ends` on which nothing shows that it has opened.
-
-    What shows it: a wait for a load of shared memory that was issued behind it, or for the barrier's own result.
-    """
+    """Whether on some path one of `ends` stands right behind the barrier, with nothing in between but instructions of
+    the uniform datapath: it is then taken before the barrier has opened (see settle in device.cuh)."""
     code = flow.section.code
-    own = code[barrier].control.write
-    begin = frozenset({own}) if own < SCOREBOARDS else frozenset[int]()
-    found = False
-
-    def run(indices: range, pending: frozenset[int]) -> frozenset[int] | None:
-        """The scoreboards that hold such loads behind `indices`; None when the path is done."""
-        nonlocal found
-        for index in indices:
-            control = code[index].control
-            if any(control.wait >> scoreboard & 1 for scoreboard in pending):
-                return None
-            if index in stops:
-                found |= index in ends
-                return None
-            if code[index].name in _SHARED and not code[index].predicate and control.write < SCOREBOARDS:
-                pending |= {control.write}
-        return pending
-
-    _spread(flow, barrier, begin, run)
-    return found
-
-
-def _spread(
-    flow: Flow,
-    start: int,
-    begin: frozenset[int],
-    run: Callable[[range, frozenset[int]], frozenset[int] | None],
-) -> None:
-    """Runs all paths behind `start`; a block is taken again with what all its ways in have in common."""
-    block = flow.block_of[start]
-    out = run(range(start + 1, flow.blocks[block].stop), begin)
-    states: dict[int, frozenset[int]] = {}
-    pending: list[tuple[int, frozenset[int]]] = [] if out is None else [(b, out) for b in flow.after[block]]
+    block = flow.block_of[barrier]
+    pending = [range(barrier + 1, flow.blocks[block].stop)]
+    seen: set[int] = set()
     while pending:
-        block, state = pending.pop()
-        if block in states:
-            state &= states[block]
-            if state == states[block]:
-                continue
-        states[block] = state
-        out = run(flow.blocks[block], state)
-        if out is not None:
-            pending += [(b, out) for b in flow.after[block]]
+        run = pending.pop()
+        first = next((index for index in run if index in stops or not _is_uniform(code[index])), None)
+        if first in ends:
+            return True
+        if first is None:
+            behind = flow.after[flow.block_of[run.start]] if run else flow.after[block]
+            pending += [flow.blocks[other] for other in behind - seen]
+            seen |= behind
+    return False
+
+
+def _is_uniform(instruction: Instruction) -> bool:
+    return instruction.name.startswith("U")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from warplens import layout
 from warplens.errors import PtxError
-from warplens.instrument.flow import Block, Flow, Instruction
+from warplens.instrument.flow import Block, Flow, Instruction, Loop, reach
 from warplens.instrument.read import LINE, STATEMENT, Module
-from warplens.instrument.recorder import END_CODE, MOST_MARKS, Recorder
+from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
 from warplens.layout import Verb
@@ -30,6 +31,25 @@ _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volati
 def marks_file(module: Module) -> int:
     """The number by which line information names what marks are made of; 0 for a module that has no lines."""
     return max(module.files, default=-1) + 1 if module.files else 0
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A loop that passes so many `marks` a turn, at most.
+
+    `latch`: the block that ends with the jump to its begin, at `label`; `outside`: the blocks that lead into it.
+    `records`: the number of the register of each mark, by its id. `asks_at`: id of the mark that asks for the next
+    turn's space, 0 for none; `at_end`: marks from there on.
+    """
+
+    loop: Loop
+    marks: int
+    latch: int
+    outside: list[int]
+    label: str
+    records: dict[int, int]
+    asks_at: int
+    at_end: int
 
 
 class Inserter:
@@ -59,11 +79,17 @@ class Inserter:
         ask, opened = self._places_to_open()
         self._add(ask, self._recorder.ask())
         self._add(opened, self._recorder.open(code))
-        for run in self._runs():
-            self._run(run)
-        for number, own in enumerate(self._flow.code):
-            if own.name in _LEAVES and self._flow.block_of[number] in self._flow.reached:
-                self._leave(number, own)
+        turns = [] if self._recorder.straight is not None else self._turns()
+        self._turn_of = {block: turn for turn in turns for block in turn.loop.blocks}
+        runs = [*self._runs()]
+        blocks = [self._flow.block_of[run[0].index] for run in runs]
+        for run, own, behind in zip(runs, blocks, [*blocks[1:], None], strict=False):
+            self._run(run, is_last=own != behind)
+        for turn in turns:
+            self._ask_each_turn(turn)
+        for number, instruction in enumerate(self._flow.code):
+            if instruction.name in _LEAVES and self._flow.block_of[number] in self._flow.reached:
+                self._leave(number, instruction)
         self._finish()
         return self.pieces
 
@@ -116,33 +142,42 @@ class Inserter:
         jumps = before.behind and flow.code[before.index].name in _JUMPS
         return not jumps and flow.block_of[before.index] == flow.block_of[mark.index]
 
-    def _run(self, run: list[Mark]) -> None:
+    def _run(self, run: list[Mark], *, is_last: bool) -> None:
+        """`is_last`: of its block. What stands behind it there must find the place where it is."""
         recorder = self._recorder
         if recorder.straight is not None:
             self._run_straight(run)
             return
-        held: int | None = None  # the slot of a record that is not stored yet
+        flow = self._flow
+        block = flow.block_of[run[0].index]
+        turn = self._turn_of.get(block)
+        held: tuple[int, int] | None = None  # a record that is not stored yet: its register and place
         for slot, mark in enumerate(run):
-            text = recorder.any_lane(mark.guard, mark.negated) if mark.guard else []
-            text += recorder.settle() if mark.settles else []
+            together = not flow.is_in_part(mark.index, mark.behind)
+            text = recorder.settle(together) if mark.settles else []
             text += recorder.pin(mark.pins) if mark.pins else []
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             guard = "%wl_p5" if mark.guard else ""
-            if slot == 0:
-                together = not self._flow.is_in_part(mark.index, mark.behind)
+            own = slot % 2 if turn is None else turn.records[id(mark)]
+            asks = slot == 0 and turn is None
+            early = slot == 0 and turn is not None and turn.asks_at == id(mark)
+            if asks:
                 text += recorder.check(self._next(), len(run), together)
+            elif early and turn is not None:
+                text += recorder.ask_turn(turn.marks + turn.at_end, together)
             else:
-                text += recorder.clock(slot)
-            text += recorder.record("%wl_now" if slot == 0 else "", code, slot)
-            text += recorder.put(held) if held is not None else []
-            held = slot if self._can_wait(mark) else None
-            text += recorder.put(slot, guard) if held is None else []
+                text += recorder.clock(own)
+            text += recorder.any_lane(mark.guard, mark.negated) if mark.guard else []
+            text += recorder.record("%wl_now" if asks or early else "", code, own)
+            text += recorder.put(*held) if held is not None else []
+            waits = self._can_wait(mark) and (mark is not run[-1] or (is_last and turn is None))
+            held = (own, slot) if waits else None
+            text += recorder.put(own, slot, guard) if held is None else []
             if mark is run[-1] and held is None:
                 text += recorder.advance(len(run), guard)
-            self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
+            self._add(self._scopes.outside(flow.code[mark.index].statement, mark.behind), text, code)
         if held is not None:
-            at = self._end_of_block(self._flow.blocks[self._flow.block_of[run[-1].index]])
-            self._add(at, [*recorder.put(held), *recorder.advance(len(run))])
+            self._add(self._end_of_block(flow.blocks[block]), [*recorder.put(*held), *recorder.advance(len(run))])
 
     def _can_wait(self, mark: Mark) -> bool:
         """Whether a mark's record is stored behind the next clock, where the kernel is about to wait anyway."""
@@ -166,15 +201,71 @@ class Inserter:
         recorder = self._recorder
         for mark in run:
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
-            text = recorder.settle() if mark.settles else []
+            text = recorder.settle(not self._flow.is_in_part(mark.index, mark.behind)) if mark.settles else []
             text += recorder.pin(mark.pins) if mark.pins else []
             slot = self._plan.marks.index(mark) + 1
-            text += [*recorder.clock(slot), *recorder.record("", code, slot), *recorder.put(slot)]
+            own = slot % 2
+            text += [*recorder.clock(own), *recorder.record("", code, own), *recorder.put(own, slot)]
             self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
 
-    def _next(self) -> int:
+    def _turns(self) -> list[_Turn]:
+        """Loops whose marks ask for space once a turn, at its end.
+
+        There ptxas puts what is rare behind the loop; in it, the jump over that costs more than all else that a mark
+        does.
+        """
+        out = []
+        done: set[int] = set()
+        for loop in self._flow.loops:
+            marks = [mark for mark in self._plan.marks if self._flow.block_of[mark.index] in loop.blocks]
+            turn = self._turn(loop, marks)
+            if turn is not None and done.isdisjoint(loop.blocks):
+                out.append(turn)
+                done |= loop.blocks
+        return out
+
+    def _turn(self, loop: Loop, marks: list[Mark]) -> _Turn | None:
+        """None for a loop without marks, and where not each of them is passed once a turn at most."""
+        flow = self._flow
+        before = flow.blocks[loop.header].before
+        outside = [block for block in before if block not in loop.blocks and block in flow.reached]
+        latches = [block for block in before if block in loop.blocks]
+        if not 0 < len(marks) <= MOST_A_TURN or not outside or len(latches) != 1:
+            return None
+        last = flow.code[flow.blocks[latches[0]].stop - 1]
+        label = flow.blocks[loop.header].label
+        ends = [flow.code[flow.blocks[block].stop - 1] for block in (*outside, *latches)]
+        if last.name != "bra" or label < 0 or any(self._scopes.depth(own.statement) for own in ends):
+            return None
+        if loop.header not in flow.blocks[latches[0]].after[:1]:
+            return None
+        marked = {flow.block_of[mark.index] for mark in marks}
+        if any(block in reach(flow, flow.blocks[block].after, loop.header) for block in marked - {loop.header}):
+            return None
+        name = flow.module.source(label).rstrip().removesuffix(":").rstrip()
+        at_end = [mark for mark in marks if flow.block_of[mark.index] == latches[0]]
+        asks_at = id(at_end[0]) if at_end and len(marks) + len(at_end) <= layout.BLOCK_RECORD_SLOTS else 0
+        records = {id(mark): number for number, mark in enumerate(marks)}
+        return _Turn(loop, len(marks), latches[0], outside, name, records, asks_at, len(at_end))
+
+    def _ask_each_turn(self, turn: _Turn) -> None:
+        flow, recorder = self._flow, self._recorder
+        for number in turn.outside:
+            block = flow.blocks[number]
+            together = not flow.is_in_part(block.stop - 1, False)
+            self._add(self._end_of_block(block), recorder.check(self._next(), turn.marks, together))
+        block = flow.blocks[turn.latch]
+        last = flow.code[block.stop - 1]
+        together = not flow.is_in_part(block.stop - 1, False)
+        predicate = f"{'!' if last.negated else ''}{last.predicate}" if last.predicate else ""
+        text = [] if turn.asks_at else recorder.ask_turn(turn.marks, together)
+        text += recorder.turn(self._next(turn.label, turn.marks), together, predicate, turn.label)
+        self._add(self._end_of_block(block), text)
+
+    def _next(self, back: str = "", records: int = 0) -> int:
+        """The number of a question for space; `back`: the label behind it, where the kernel has one."""
         self._number += 1
-        self._rare += self._recorder.next(self._number)
+        self._rare += self._recorder.next(self._number, back, records)
         return self._number
 
     def _leave(self, number: int, own: Instruction) -> None:

@@ -30,6 +30,8 @@ _EMPTY: Final = 4 * layout.HEADER_WORDS - 4
 _LAST_BESIDE_BLOCK_RECORD: Final = 4 * layout.BLOCK_RECORD_WORD - 8
 MOST_MARKS: Final = 16
 """Marks behind one question for space."""
+MOST_A_TURN: Final = 20
+"""Marks of a loop that are asked for once a turn; what a chunk has no room for stays unused in it."""
 MOST_STRAIGHT: Final = layout.BLOCK_RECORD_SLOTS - 2
 """Marks of a kernel whose records fit one chunk, beside those of its begin and end and the block record."""
 _CURSORS: Final = (layout.CURSOR_COUNT - 1) * layout.CURSOR_STRIDE
@@ -71,8 +73,8 @@ class Recorder:
         """Registers, for the begin of the function's body."""
         return [
             ".reg .b32 %wl_lo, %wl_hi, %wl_ep, %wl_left, %wl_seq, %wl_gt, %wl_e, %wl_d, %wl_slab, %wl_index;",
-            ".reg .b32 %wl_c<4>, %wl_k<2>, %wl_r<16>;",
-            ".reg .b64 %wl_begin, %wl_now, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
+            f".reg .b32 %wl_c<4>, %wl_k<{MOST_A_TURN}>, %wl_r<16>;",
+            ".reg .b64 %wl_begin, %wl_now, %wl_end, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
             ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
         ]
 
@@ -201,9 +203,30 @@ class Recorder:
         """
         if self.straight is not None:
             return []
-        return ["mov.u64 %wl_now, %clock64;", *self._is_full(str(_FULL - 4 * marks), number, together)]
+        jump = f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};"
+        full = self._is_full(str(_FULL - 4 * marks), together)
+        return ["mov.u64 %wl_now, %clock64;", *full, jump, f"$wl_back_{number}:"]
 
-    def _is_full(self, limit: str, number: int, together: bool) -> list[str]:
+    def ask_turn(self, marks: int, together: bool) -> list[str]:
+        """A clock, and the question whether so many marks find space, to be answered at the loop's end by `turn`."""
+        return ["mov.u64 %wl_now, %clock64;", *self._is_full(str(_FULL - 4 * marks), together)]
+
+    def turn(self, number: int, together: bool, predicate: str, label: str) -> list[str]:
+        """Goes on where a loop's turn found no space for the next, in front of the jump to its begin, at `label`.
+
+        `predicate`: that of the jump, "" for none. The jump that goes back where there is space comes first, so that
+        what is rare lies behind the loop.
+        """
+        uni = ".uni" if together else ""
+        again = ["not.pred %wl_p4, %wl_full;"]
+        if predicate.startswith("!"):
+            again += [f"not.pred %wl_p3, {predicate[1:]};", "and.pred %wl_p4, %wl_p4, %wl_p3;"]
+        elif predicate:
+            again += [f"and.pred %wl_p4, %wl_p4, {predicate};"]
+        jump = f"{f'@{predicate} ' if predicate else ''}bra{uni} $wl_next_{number};"
+        return [*again, f"@%wl_p4 bra{uni} {label};", jump]
+
+    def _is_full(self, limit: str, together: bool) -> list[str]:
         vote = ["vote.sync.any.pred %wl_full, %wl_full, 0xffffffff;"] if together else []
         return [
             f"and.b32 %wl_r0, %wl_lo, {layout.CHUNK_BYTES - 1};",
@@ -212,35 +235,29 @@ class Recorder:
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
             "setp.gt.or.u32 %wl_full, %wl_d, 1, %wl_full;",
             *vote,
-            f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};",
-            f"$wl_back_{number}:",
         ]
 
-    def clock(self, slot: int) -> list[str]:
-        """The clock of a mark that has space, the `slot`-th of a run."""
-        return [f"mov.u32 %wl_k{slot % 2}, %clock;"]
+    def clock(self, own: int) -> list[str]:
+        """The clock of a mark that has space, in a register for records."""
+        return [f"mov.u32 %wl_k{own}, %clock;"]
 
-    def record(self, clock: str, code: int, slot: int) -> list[str]:
-        """A mark's record, in a register. `clock`: a register of 64 bits, or "" where `clock` has read it.
+    def record(self, clock: str, code: int, own: int) -> list[str]:
+        """A mark's record. `clock`: a register of 64 bits, or "" where `clock` has read it."""
+        low = [f"cvt.u32.u64 %wl_k{own}, {clock};"] if clock else []
+        return [*low, f"shl.b32 %wl_k{own}, %wl_k{own}, {self.code_bits};", f"add.u32 %wl_k{own}, %wl_k{own}, {code};"]
 
-        Two registers take turns: of one, each clock would wait until the store before has read it.
-        """
-        register = f"%wl_k{slot % 2}"
-        low = [f"cvt.u32.u64 {register}, {clock};"] if clock else []
-        return [*low, f"shl.b32 {register}, {register}, {self.code_bits};", f"add.u32 {register}, {register}, {code};"]
-
-    def put(self, slot: int, guard: str = "", *, at: int | None = None) -> list[str]:
-        """Stores a record, `at` words (`slot`, else) behind the place."""
+    def put(self, own: int, at: int, guard: str = "") -> list[str]:
+        """Stores a record `at` words behind the place."""
         return [
             "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
             "setp.ne.u32 %wl_w, %wl_hi, 0;",
             *([f"and.pred %wl_w, %wl_w, {guard};"] if guard else []),
-            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * (slot if at is None else at) + 4}], %wl_k{slot % 2};",
+            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * at + 4}], %wl_k{own};",
         ]
 
-    def store(self, clock: str, code: int, slot: int) -> list[str]:
+    def store(self, clock: str, code: int, at: int) -> list[str]:
         """The record of a 64-bit clock, stored at once."""
-        return [*self.record(clock, code, slot), *self.put(slot)]
+        return [*self.record(clock, code, 0), *self.put(0, at)]
 
     def advance(self, marks: int, guard: str = "") -> list[str]:
         """The place behind so many marks; behind one that was taken only where `guard` holds."""
@@ -251,24 +268,21 @@ class Recorder:
         sign = "!" if negated else ""
         return ["activemask.b32 %wl_r2;", f"vote.sync.any.pred %wl_p5, {sign}{predicate}, %wl_r2;"]
 
-    def settle(self) -> list[str]:
-        """Waits until a barrier has taken effect, as `settle` of device.cuh does, by a load of shared memory.
+    def settle(self, together: bool) -> list[str]:
+        """Lets a barrier take effect: one instruction stands between it and the clock, as in device.cuh's settle.
 
-        The low two bits of the place are 0, which ptxas cannot know: the store that holds the load in front of the
-        clock is never made.
+        Where all lanes are together it is the cheapest that ptxas makes, a NOP.
         """
-        return [
-            f"mov.u32 %wl_r3, {self.shared};",
-            "ld.shared.u32 %wl_r3, [%wl_r3];",
-            "and.b32 %wl_r4, %wl_lo, 3;",
-            "and.b32 %wl_r3, %wl_r3, %wl_r4;",
-            "setp.ne.u32 %wl_p4, %wl_r3, 0;",
-            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
-            "@%wl_p4 st.global.u32 [%wl_ad], %wl_r3;",
-        ]
+        if together:
+            return ["bar.warp.sync 0xffffffff;"]
+        return [f"mov.u32 %wl_r3, {self.shared};", "ld.volatile.shared.u32 %wl_r3, [%wl_r3];"]
 
     def pin(self, values: tuple[tuple[str, int], ...]) -> list[str]:
-        """Waits until loaded values are there, each a register and its bits, as `settle` waits for a barrier."""
+        """Waits until loaded values are there, each a register and its bits.
+
+        The low two bits of the place are 0, which ptxas cannot know: the store that holds the values in front of the
+        clock is never made.
+        """
         out = ["and.b32 %wl_r4, %wl_lo, 3;", "mov.u32 %wl_r5, 0;"]
         for register, bits in values:
             move = f"mov.b32 %wl_r3, {register};" if bits == 32 else f"mov.b64 {{%wl_r3, %wl_r6}}, {register};"
@@ -281,12 +295,18 @@ class Recorder:
             "@%wl_p4 st.global.u32 [%wl_ad], %wl_r5;",
         ]
 
-    def next(self, number: int) -> list[str]:
-        """The chunk behind a full one, or behind one that reaches too far back; without space events are counted."""
+    def next(self, number: int, back: str = "", records: int = 0) -> list[str]:
+        """The chunk behind a full one, or behind one that reaches too far back; without space events are counted.
+
+        `back`: where to go on; behind the question if it is not told. `records`: registers of records that nothing else
+        may use in the loop: who writes one waits until its last store has read it, behind all copies to shared memory
+        that the warps have asked for. They are kept by stores that are never made.
+        """
         if self.straight is not None:
             return []
         return [
             f"$wl_next_{number}:",
+            *(self._keep_records(records) if back else []),
             *self._held(),
             "setp.ne.u32 %wl_p0, %wl_hi, 0;",
             "add.u32 %wl_seq, %wl_seq, %wl_r4;",
@@ -313,7 +333,17 @@ class Recorder:
             "selp.b32 %wl_hi, %wl_hi, 0, %wl_p3;",
             f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
             "mov.u32 %wl_ep, %wl_e;",
-            f"bra.uni $wl_back_{number};",
+            f"bra.uni {back or f'$wl_back_{number}'};",
+        ]
+
+    def _keep_records(self, records: int) -> list[str]:
+        return [
+            "mov.u64 %wl_now, %clock64;",
+            *self._epoch("%wl_now", "%wl_e"),
+            "sub.u32 %wl_d, %wl_e, %wl_ep;",
+            "and.b32 %wl_r4, %wl_lo, 3;",
+            "setp.ne.u32 %wl_p4, %wl_r4, 0;",
+            *(f"@%wl_p4 st.global.u32 [%wl_ad], %wl_k{own};" for own in range(records)),
         ]
 
     def _held(self) -> list[str]:
@@ -343,11 +373,13 @@ class Recorder:
             return self._end_straight()
         return [
             "mov.u64 %wl_now, %clock64;",
-            "mov.u64 %wl_q2, %globaltimer;",
+            "mov.u64 %wl_end, %globaltimer;",
             f"and.b32 %wl_r9, %wl_left, {_WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {_FULL - 4}, %wl_p5;",
-            *self._is_full("%wl_r9", number, together),
+            *self._is_full("%wl_r9", together),
+            f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};",
+            f"$wl_back_{number}:",
             *self.store("%wl_now", END_CODE, 0),
             *self._held(),
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
@@ -359,7 +391,7 @@ class Recorder:
             f"and.b32 %wl_r9, %wl_left, {_WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             *self._meta("%wl_r9", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
-            *self._block_record("%wl_q2", "%wl_r9"),
+            *self._block_record("%wl_r9"),
             f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;",
         ]
 
@@ -370,7 +402,7 @@ class Recorder:
         far = int(ChunkFlag.LAST), int(ChunkFlag.LAST | ChunkFlag.BLOCK_RECORD)
         return [
             "mov.u64 %wl_now, %clock64;",
-            "mov.u64 %wl_q2, %globaltimer;",
+            "mov.u64 %wl_end, %globaltimer;",
             *self.store("%wl_now", END_CODE, records),
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
@@ -393,20 +425,20 @@ class Recorder:
             *self._meta("%wl_r9", 0, "%wl_r7"),
             f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r9;",
             f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
-            *self._block_record("%wl_q2", "%wl_r9"),
+            *self._block_record("%wl_r9"),
         ]
 
-    def _block_record(self, globaltimer: str, meta: str) -> list[str]:
+    def _block_record(self, meta: str) -> list[str]:
         """All but the begin's globaltimer, where %wl_p5, the block's first warp, and a chunk at %wl_q0."""
         at = 4 * layout.BLOCK_RECORD_WORD
         return [
             "setp.ne.and.u32 %wl_p0, %wl_hi, 0, %wl_p5;",
-            f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
+            "mov.b64 {%wl_r6, %wl_r7}, %wl_end;",
             "mov.u32 %wl_r8, %smid;",
             f"@%wl_p0 st.global.cs.u32 [%wl_q0+{at + 4}], %wl_r6;",
             f"@%wl_p0 st.global.cs.v2.u32 [%wl_q0+{at + 8}], {{%wl_r7, %wl_r8}};",
-            f"mov.u64 {globaltimer}, %gridid;",
-            f"mov.b64 {{%wl_r6, %wl_r7}}, {globaltimer};",
+            "mov.u64 %wl_end, %gridid;",
+            "mov.b64 {%wl_r6, %wl_r7}, %wl_end;",
             f"mov.u32 %wl_r6, {self.sites_hash};",
             "mov.u32 %wl_r8, 0;",
             f"@%wl_p0 st.global.cs.v4.u32 [%wl_q0+{at + 16}], {{%wl_r6, %wl_r7, %wl_r8, %wl_r8}};",

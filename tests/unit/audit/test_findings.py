@@ -102,33 +102,25 @@ def test_a_store_phase_is_labelled_issue() -> None:
 
 
 BARRIER = Ins("BAR.SYNC.DEFER_BLOCKING 0x0", places=at(10))
-SETTLE = [
-    Ins("LDS R4, [UR4]", write=2, places=(("/inc/warplens/detail/device.cuh", 82), *at(3))),
-    Ins("ISETP.NE.U32.AND P3, PT, R4, R5, PT", wait=[2], places=(("/inc/warplens/detail/device.cuh", 83), *at(3))),
-]
+SETTLE = Ins("LDS R4, [UR4]", write=2, places=(("/inc/warplens/detail/device.cuh", 82), *at(3)))
+UNIFORM = Ins("UMOV UR4, URZ", places=at(10))
 
 
-def test_a_wait_that_a_load_of_shared_memory_settles_is_right() -> None:
-    first, second, _ = rows(mark(4, verb_line=WAIT), BARRIER, *SETTLE, compute(), end(), EXIT)
+def test_a_wait_that_an_instruction_settles_is_right() -> None:
+    first, second, _ = rows(mark(4, verb_line=WAIT), BARRIER, UNIFORM, SETTLE, compute(), end(), EXIT)
     assert (first["verb"], first["finding"]) == ("wait", "")
-    assert second["waits_on"] == "BAR.SYNC line 10"  # and not the recorder's own load
+    assert second["waits_on"] == "BAR.SYNC line 10"
 
 
-def test_a_wait_whose_mark_may_be_taken_before_the_barrier_is_found() -> None:
-    for behind in ([], SETTLE[:1]):  # issued, but not waited for
-        first, *_ = rows(mark(4, verb_line=WAIT), BARRIER, *behind, compute(), end(), EXIT)
-        assert first["severity"] == "warning"
-        assert first["finding"] == "the mark that ends it may be taken before the barrier of line 10 has opened"
+@pytest.mark.parametrize("behind", [[], [UNIFORM], [".L_x_0"]])
+def test_a_wait_whose_mark_is_taken_before_the_barrier_is_found(behind: list[Ins | str]) -> None:
+    first, *_ = rows(mark(4, verb_line=WAIT), BARRIER, *behind, compute(), end(), EXIT)
+    assert first["severity"] == "warning"
+    assert first["finding"] == "the mark that ends it may be taken before the barrier of line 10 has opened"
 
 
-def test_a_load_of_shared_memory_from_before_the_barrier_settles_nothing() -> None:
-    first, *_ = rows(mark(4, verb_line=WAIT), SETTLE[0], BARRIER, SETTLE[1], compute(), end(), EXIT)
-    assert "may be taken before the barrier" in first["finding"]
-
-
-def test_a_wait_that_is_settled_on_one_path_only_is_found() -> None:
-    skip = Ins("@P0 BRA `(.L_x_0)", places=at(10))
-    first, *_ = rows(mark(4, verb_line=WAIT), BARRIER, skip, *SETTLE, ".L_x_0", compute(), end(), EXIT)
+def test_what_stands_before_the_barrier_settles_nothing() -> None:
+    first, *_ = rows(mark(4, verb_line=WAIT), SETTLE, BARRIER, compute(), end(), EXIT)
     assert "may be taken before the barrier" in first["finding"]
 
 
@@ -250,7 +242,7 @@ def test_the_number_of_a_first_mark_is_found_where_it_is_chosen_against_the_cloc
         "$L__BB0_1:",
         "ret;",
     ]
-    first, *_ = rows(mark(9, verb_line=WAIT, ptx_line=2), BARRIER, *SETTLE, end(), EXIT, ptx=lines)
+    first, *_ = rows(mark(9, verb_line=WAIT, ptx_line=2), BARRIER, SETTLE, end(), EXIT, ptx=lines)
     assert (first["verb"], first["site"]) == ("wait", 2)
 
 

@@ -119,13 +119,12 @@ __device__ __forceinline__ u64 load_wide(u64 address) {
 __device__ __forceinline__ u32 rotate_right(u32 value, u32 bits) { return __funnelshift_r(value, value, bits); }
 
 // Lets a barrier take effect. BAR.SYNC does not hold a warp at once: on an H200 a clock right behind it was read 2
-// cycles after one in front of it, whoever was still missing (benchmarks/results/device_facts.json). A load of shared
-// memory goes through the queue that the barrier goes through, and no compiler moves it above a barrier. The second
-// load is there to wait for the first, which decides whether it is done; a clock is not read before a load that stands
-// in front of it. (A branch costs more.) What is read is a word of our own; or, where the host says that the kernel is
-// not launched in clusters, the first word of the kilobyte that every block has reserved for the system from sm_90 on,
-// which costs no memory. In a cluster to read that is an illegal instruction (seen on an H200). tests/gpu holds that a
-// wait is then seen as long as it is.
+// cycles after one in front of it, whoever was still missing; with any instruction in between it was read when all had
+// come (benchmarks/results/device_facts.json). That instruction must be one that no compiler leaves out or moves above
+// the barrier, and that lanes may execute apart: a load of shared memory whose value nobody waits for. What is read is
+// a word of our own; or, where the host says that the kernel is not launched in clusters, the first word of the
+// kilobyte that every block has reserved for the system from sm_90 on, which costs no memory. In a cluster to read that
+// is an illegal instruction (seen on an H200). tests/gpu holds that a wait is then seen as long as it is.
 __device__ __forceinline__ void settle() {
 #if __CUDA_ARCH__ >= 900 && defined(WARPLENS_NO_CLUSTER)
   const u32 address = 0;
@@ -133,12 +132,7 @@ __device__ __forceinline__ void settle() {
   __shared__ u32 own;
   const u32 address = static_cast<u32>(__cvta_generic_to_shared(&own));
 #endif
-  u32 loaded;
-  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(address) : "memory");
-  asm volatile(
-      "{.reg .pred p; .reg .u32 t; setp.eq.u32 p, %0, 0x9e3779b9; @p ld.volatile.shared.u32 t, [%1];}" ::"r"(loaded),
-      "r"(address)
-      : "memory");
+  asm volatile("{.reg .u32 t; ld.volatile.shared.u32 t, [%0];}" ::"r"(address) : "memory");
 }
 
 __device__ __forceinline__ u64 read_globaltimer() {

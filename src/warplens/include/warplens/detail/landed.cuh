@@ -1,8 +1,8 @@
 // Pins: a warp waits until values that it has loaded are there, so that a mark behind it measures their loads.
 // In: values of any type that lies in registers. Out: nothing; no value is changed. The wait is that of an instruction
 // that reads the values. ptxas deletes one whose result nobody uses, and may move it past a clock read: so its result
-// decides whether a load of shared memory is done, which ptxas can neither delete nor move past a clock read (as in
-// device.cuh's settle). It is done by chance alone, and then does no harm.
+// decides whether a load of shared memory is done, which ptxas can neither delete nor move past a clock read. It is
+// done by chance alone, and then does no harm.
 // tests/compile/test_pins.py holds that each architecture's code waits; the audit (audit/) says so for every kernel.
 #ifndef WARPLENS_DETAIL_LANDED_CUH
 #define WARPLENS_DETAIL_LANDED_CUH
