@@ -88,6 +88,11 @@ def test_arrivals_that_are_as_many_as_the_barrier_was_made_for_give_arrows(arriv
         (FROM_LANE.format(5) + "\n\t" + ARRIVE, 33, Basis.COUNT_DISAGREES),
         ("setp.lt.u32 %p4, %r2, 20;\n\t@%p4 " + ARRIVE, 20, Basis.COUNT_UNKNOWN),
         (REMOTE, 32, Basis.REMOTE),
+        (
+            ARRIVE.replace("arrive.", "arrive.expect_tx.").replace(";", ", 64;"),
+            32,
+            Basis.COUNT_UNKNOWN,
+        ),  # st.async, say
     ],
 )
 def test_any_other_arrivals_give_none_and_the_reason(arrives: str, count: object, basis: Basis) -> None:

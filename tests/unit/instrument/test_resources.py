@@ -97,7 +97,7 @@ def arrivals(body: str) -> list[tuple[str, int | None]]:
         ("mbarrier.arrive.shared.b64 _, [%r2];", 32),
         ("mbarrier.arrive.shared.b64 _, [%r2], 2;", 64),
         ("mbarrier.arrive.shared.b64 _, [%r2], %r1;", None),
-        ("mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 4096;", 32),
+        ("mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 4096;", None),  # what brings the bytes is not marked
         ("mbarrier.arrive_drop.shared.b64 _, [%r2];", None),
         ("@%p1 mbarrier.arrive.shared.b64 _, [%r2];", None),  # a warp has lanes below and above 40
         ("setp.eq.s32 %p2, %r1, 32;\n\t@%p2 mbarrier.arrive.shared.b64 _, [%r2];", 1),  # from any lane
@@ -112,6 +112,12 @@ def arrivals(body: str) -> list[tuple[str, int | None]]:
 )
 def test_how_many_arrivals_a_warp_makes(body: str, found: int | None) -> None:
     assert [own for _, own in arrivals(body)] == [found]
+
+
+def test_an_arrival_that_announces_bytes_is_counted_where_what_brings_them_is_marked() -> None:
+    expect = "mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 64;"
+    assert arrivals(f"{expect}\n\t{COPY} [%r4], [%rd1], 64, [%r2];") == [("arrive", 32), ("mark", 0)]
+    assert arrivals(f"{expect}\n\t{COPY} [%r4], [%rd1], 64, [%r3];") == [("arrive", None), ("mark", 0)]
 
 
 def test_a_run_of_issues_makes_the_arrivals_of_all() -> None:
