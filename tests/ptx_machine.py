@@ -252,7 +252,18 @@ def _vote(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 
 def _arrive(lane: _Lane, parts: list[str], kind: list[str]) -> None:
-    """It is counted nowhere: nobody waits."""
+    """It is counted nowhere: who asks is let pass."""
+
+
+def _ask(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    del kind
+    lane.registers[parts[0]] = 1
+
+
+def _elect(lane: _Lane, parts: list[str], kind: list[str]) -> None:
+    del kind
+    _, _, predicate = parts[0].partition("|")
+    lane.registers[predicate] = int(lane.special["%tid.x"] % 32 == 0)
 
 
 ACTIONS: dict[str, Callable[[_Lane, list[str], list[str]], None]] = {
@@ -281,6 +292,12 @@ ACTIONS: dict[str, Callable[[_Lane, list[str], list[str]], None]] = {
     "cvt": _of(lambda a: a),
     "activemask": _of(lambda: MASK32),
     "vote.sync.any": _vote,
+    "mbarrier.init": _arrive,
     "mbarrier.arrive": _arrive,
+    "mbarrier.try_wait": _ask,
+    "cp.async.mbarrier.arrive": _arrive,
+    "cp.async.wait_all": _arrive,
+    "mapa": _arrive,
+    "elect.sync": _elect,
     "bar.warp.sync": _arrive,
 }

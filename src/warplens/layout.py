@@ -174,6 +174,7 @@ OWN_RESOURCES: Final = (
 SITES_SYMBOL_PREFIX: Final = "warplens_sites_"
 # The string of a site set: the sites, then the file and the line of the declaration. The sites are either
 # "load, reduce, store" or, in the long form, SITE_SEPARATOR name FIELD_SEPARATOR kind FIELD_SEPARATOR resource each.
+# Those of instrumented PTX have file, line and arrivals too, and behind the last line what is not marked.
 SITE_SEPARATOR: Final = "\x1e"
 FIELD_SEPARATOR: Final = "\x1f"
 TAIL_SEPARATOR: Final = "\x1d"

@@ -58,11 +58,13 @@ def test_sites_of_automatic_marks_have_a_place_each_and_their_policy_is_stream(b
     sites = manifest["site_sets"][0]["sites"]
     assert [(site["name"], site["kind"], site["resource"], site["line"]) for site in sites] == [
         ("a.cu:1 load", "phase", "", 1),
-        ("a.cu:2 wait barrier 0", "wait", "barrier 0", 2),
+        ("a.cu:2 wait mbarrier b", "wait", "mbarrier b", 2),
         ("a.cu:3", "phase", "", 3),
         ('a.cu:4 "store"', "phase", "", 4),
     ]
     assert {site["file"] for site in sites} == {"/src/a.cu"}
+    assert [site["arrivals"] for site in sites] == [None, 128, None, None]
+    assert manifest["site_sets"][0]["left_out"] == ["call of f (a.cu:3)"]
     assert manifest["kernels"][0]["policy"] == "stream"
 
 

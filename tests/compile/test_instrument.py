@@ -121,6 +121,20 @@ def test_the_audit_tells_that_a_mark_parts_loads(tmp_path: Path) -> None:
     assert any("marking changed the schedule" in finding for finding in audit["columns"]["finding"])
 
 
+def test_the_audit_tells_which_copies_by_tma_are_under_way(tmp_path: Path) -> None:
+    text = gzip.decompress((FOLDER / "triton_3.6.0_tma_90.ptx.gz").read_bytes()).decode()
+    found = instrument(text, Selection("all"))
+    (kernel,) = found.kernels
+    assert kernel.site_set is not None
+    cubin = assembled(found.text, tmp_path, "marked").cubin
+    audit = audit_builds((cubin, kernel.name), None, kernel.site_set["sites"], {})
+    rows = list(zip(audit["columns"]["verb"], audit["columns"]["bulk_loads"], strict=True))
+    asking = next(own for verb, own in rows if verb == "wait" and own)
+    assert "UTMALDG line 57" in asking  # the loads of the turns to come, which this one does not wait for
+    assert rows[0] == ("phase", "")
+    assert audit["facts"]["traced"]["bulk_loads"] == 6
+
+
 @pytest.mark.parametrize("name", ["triton_3.6.0_matmul_90", "nvrtc_sm_90a", "nvrtc_sm_80"])
 def test_marks_let_no_lanes_go_that_wait(name: str, tmp_path: Path) -> None:
     """A YIELD releases lanes that wait where their warp meets again: marks may add none (ADR 12)."""

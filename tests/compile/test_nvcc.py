@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.machine_code import tool
+from tests.unit.instrument.test_recorder import LOOP
+from tests.unit.instrument.test_recorder import run as run_on_cpu
 from warplens.capture.modules import read_site_sets
 from warplens.capture.nvcc import Wish, shadow
 
@@ -81,6 +83,29 @@ def test_a_program_holds_marks_and_the_names_of_its_sites(place: Path) -> None:
     done = subprocess.run([place / "a"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "1\n"  # there is no GPU, and the program says so itself
     assert sorted(path.name for path in place.iterdir()) == ["a", "a.cu", "bin"]
+
+
+def test_a_budget_goes_by_a_first_run(place: Path) -> None:
+    ptx = LOOP.replace("loop(", "_Z11swap_halvesIfEvPT_(").replace("\tbar.sync 0;", "\t.loc 1 7 0\n\tbar.sync 0;")
+    first = run_on_cpu(ptx.format(threads=64) + '.file 1 "a.cu"\n', turns=9).trace  # as if its barrier were in a loop
+    assert "a.cu:7 wait barrier 0" in first.sites["name"].to_list()
+    first.save(place / "run.wlens")
+    budget = ["--warplens-budget=30%", "--warplens-counts=run.wlens"]
+    said = nvcc(*SM_90, *budget, "-c", "a.cu").stderr
+    assert "left out for the budget: a.cu:7 wait barrier 0: 18 events a launch" in said
+    assert sites_of("a.o") == [["a.cu:4-9 load, store"]]
+    assert "both are needed" in nvcc(budget[0], "-c", "a.cu", code=2).stderr
+    assert "run.wlen:" in nvcc(budget[0], "--warplens-counts=run.wlen", "-c", "a.cu", code=3).stderr
+
+
+def test_functions_that_are_not_inlined_are_named_in_the_program(place: Path) -> None:
+    function = "__device__ __noinline__ void meet() { __syncthreads(); }\n"
+    (place / "a.cu").write_text(function + MAIN.replace("__syncthreads();", "meet();"), encoding="utf-8")
+    line = next(n for n, text in enumerate((place / "a.cu").read_text().splitlines(), 1) if "  meet();" in text)
+    nvcc(*SM_90, "a.cu", "-o", "a")
+    told = f"call of _Z4meetv (a.cu:{line}): what it does is not marked, 1 wait among it"
+    assert b"\x1d" + told.encode() in (place / "a").read_bytes()
+    assert told in nvcc(*SM_90, "--warplens-verbose", "-c", "a.cu").stderr
 
 
 def test_nvcc_runs_the_commands_that_it_would_run_but_for_two_tools(place: Path) -> None:
@@ -172,7 +197,7 @@ __global__ void by_hand(float* p) { warplens::Recorder<mine> r; r.phase(mine::fi
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="CMake is not installed")
 def test_a_cmake_project_takes_it_for_its_compiler(place: Path) -> None:
     compiler = place / "bin" / "warplens-nvcc"
-    start = "import sys; from warplens.capture.nvcc import main; main()"
+    start = "import sys; from warplens.cli.nvcc import program; program()"
     compiler.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", start])} "$@"\n', encoding="utf-8")
     compiler.chmod(0o755)
     project = "cmake_minimum_required(VERSION 3.24)\nproject(p LANGUAGES CXX CUDA)\nadd_executable(p a.cu)\n"

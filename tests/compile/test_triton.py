@@ -37,6 +37,9 @@ def test_kernels_are_marked_while_recording_alone_also_from_a_cache(tmp_path: Pa
         assert steps["marked, behind"]["loaded"] == [["marked_matmul", False]]
         marks = {name: step["marks"] for name, step in steps.items()}
         assert marks == {**dict.fromkeys(steps, 0), "marked": 5}
+        assert found["logs"]
+        assert all(found["logs"])  # ptxas' own words are seen, and Triton is not left printing them
+        assert not found["variable"]
         assert any("has moved cp.async of line" in note for note in found["notes"])
 
 

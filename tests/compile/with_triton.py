@@ -5,6 +5,7 @@ test_triton.py in a process of its own.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import triton_kernels as kernels  # noqa: E402
 import with_driver  # noqa: E402
 
 from examples.triton.marked_matmul import marked_matmul  # noqa: E402
+from warplens.capture import triton_builds  # noqa: E402
 from warplens.capture.triton import TritonCapture  # noqa: E402
 
 
@@ -38,6 +40,9 @@ def main():
         blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
         return marked_matmul[(4, 4)](x, x, x, *[512] * 6, **blocks, num_warps=8, num_stages=3)
 
+    logs = []
+    read = triton_builds._complaints
+    triton_builds._complaints = lambda log: logs.append(log) or read(log)
     step("norm, before", norm)
     capture = TritonCapture(quiet=True)
     capture._point = lambda kernel, stream: None  # there is no memory for records
@@ -47,7 +52,9 @@ def main():
         step("tuned", lambda: tuned[(4,)](x, x, x, x, 2048, 1e-5, BLOCK=2048))
     step("norm, behind", norm)
     step("marked, behind", marked)
-    sys.stdout.write(json.dumps({"version": triton.__version__, "steps": steps, "notes": capture.notes}))
+    found = {"version": triton.__version__, "steps": steps, "notes": capture.notes}
+    found |= {"logs": ["registers" in log for log in logs], "variable": "TRITON_DUMP_PTXAS_LOG" in os.environ}
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import warplens
+from warplens.analyze.arrivals import Basis, find_arrivals
 
 pytestmark = pytest.mark.gpu
 
@@ -56,3 +57,13 @@ def test_a_hopper_matmul_gives_the_same_bits_and_tells_what_its_warps_wait_for(f
     assert counts["wgmma"] == BLOCKS * 8 * STEPS
     assert counts["mbarrier empty[4]"] == BLOCKS * STEPS  # one thread loads
     assert counts["barrier 0"] == BLOCKS * 12
+    found = find_arrivals(trace.spans, trace.blocks, trace.launches, trace.sites)
+    site, basis = trace.spans["site"].to_numpy()[found.wait], found.basis
+    assert set(basis[site == waits["mbarrier full[4]"]]) == {
+        Basis.HARDWARE
+    }  # filled by TMA; an arrival tells the bytes
+    freed = basis[
+        site == waits["mbarrier empty[4]"]
+    ]  # two warpgroups free a stage; its parity lets the first turn pass
+    assert set(freed) == {Basis.OPEN, Basis.INFERRED}
+    assert (freed == Basis.OPEN).sum() == 2 * BLOCKS * 4

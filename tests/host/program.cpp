@@ -39,10 +39,10 @@ const char kByHand[] =
     "load_sumsq, warp_reduce, normalize, store\x1d"
     "program.cpp\x1d"
     "7";
-#define PLACED(name, kind, resource, line) "\x1e" name "\x1f" kind "\x1f" resource "\x1f/src/a.cu\x1f" line
+#define PLACED(name, kind, resource, line) "\x1e" name "\x1f" kind "\x1f" resource "\x1f/src/a.cu\x1f" line "\x1f"
 const char kAutomatic[] =
-    PLACED("a.cu:1 load", "phase", "", "1") PLACED("a.cu:2 wait barrier 0", "wait", "barrier 0", "2")
-        PLACED("a.cu:3", "phase", "", "3") PLACED("a.cu:4 \"store\"", "phase", "", "4") "\x1d/src/a.cu\x1d" "1";
+    PLACED("a.cu:1 load", "phase", "", "1") PLACED("a.cu:2 wait mbarrier b", "wait", "mbarrier b", "2") "128"
+        PLACED("a.cu:3", "phase", "", "3") PLACED("a.cu:4 \"store\"", "phase", "", "4") "\x1d/src/a.cu\x1d" "1\x1d" "call of f (a.cu:3)";
 const SiteSet sites("rmsnorm", std::getenv("AUTOMATIC") != nullptr ? kAutomatic : kByHand);
 
 layout::Descriptor& symbol_of(int unit) {

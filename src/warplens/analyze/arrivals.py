@@ -11,7 +11,9 @@ marks themselves say what belongs together: the arrival is recorded. Else counti
 where every warp counts alike. Where a site of kind `mark` names the resource, hardware arrives there when what was
 issued is done, and the issue stands for the arrival. An mbarrier is waited for by the parity of its phase: a wait may
 be for the phase of its own round or for the one before. Where arrivals of their own rounds came too late for some
-waits, all are for the round before, of a ring of n barriers n rounds before (docs/adr/0007-arrivals.md).
+waits, all are for the round before, of a ring of n barriers n rounds before. And a phase ends by so many arrivals as
+its `mbarrier.init` says: where that is not known, or where the marks of a round tell of another number, nothing is said
+(docs/adr/0007-arrivals.md).
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 _PHASES: Final = re.compile(rf"{layout.MBARRIER} [^\[\]]+(?:\[([1-9][0-9]{{0,5}})\])?")
+_PLACE: Final = re.compile(rf"{layout.MBARRIER} ([^\[\]+]+)(?:\+(-?[0-9]{{1,12}}))?(\[([0-9]{{0,6}})\])?")
+_BARRIER_BYTES: Final = 8
 _DOUBT: Final = SpanFlag.UNENDED | SpanFlag.AFTER_GAP | SpanFlag.WRAPPED
 
 
@@ -65,6 +69,12 @@ class Basis(enum.IntEnum):
     """Other blocks of the cluster arrive there too."""
     OPEN = 12
     """Its parity let it pass: it waited for the phase before the first, for which nothing arrives."""
+    COUNT_UNKNOWN = 13
+    """How many arrivals end a phase of the mbarrier, or how many those are that marks tell of, is not known."""
+    COUNT_DISAGREES = 14
+    """The marks of a round tell of more or fewer arrivals than end a phase of the mbarrier."""
+    SEVERAL_NAMES = 15
+    """Other sites may mean the same mbarrier by another name: one stage of a ring, or the ring."""
 
 
 @dataclass(frozen=True)
@@ -92,19 +102,21 @@ class Arrivals:
 
 def find_arrivals(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFrame, sites: pl.DataFrame) -> Arrivals:
     """The arrival of each span of kind `wait`. Blocks must be whole: rounds are counted from their first."""
-    kind, resource, comes, phases = _sites(sites)
+    known = _sites(sites)
+    kind, resource, comes = known.kind, known.resource, known.comes
     site = spans["site"].to_numpy()
     wait = np.flatnonzero((kind == "wait")[site])
     arrival, of = np.full(len(wait), -1), np.zeros(len(wait), np.int64)
     basis = np.full(len(wait), Basis.NO_RESOURCE, np.uint8)
     some = (resource >= 0) & np.isin(kind, ("wait", "arrive", "mark"))
-    some &= (kind != "arrive") | (comes[resource] != Comes.BY_ISSUE)  # it says how many bytes are to come
+    aside = (kind == "arrive") & (comes[resource] == Comes.BY_ISSUE)  # it says how many bytes are to come
+    some &= ~aside | known.counted[resource]
     chosen = np.flatnonzero(some[site])
     number = _block_numbers(spans)
-    events = _events(spans, chosen, number, kind, resource)
+    events = _events(spans, chosen, number, known, aside)
     if len(chosen) and events.waits.any():
         blind = _blind_blocks(spans, number, blocks, launches)[events.block]
-        found = _rounds(events, comes, phases, blind)
+        found = _rounds(events, known, blind)
         rows = np.searchsorted(wait, chosen[events.waits])
         arrival[rows] = np.where(found.event < 0, -1, chosen[found.event])
         of[rows], basis[rows] = found.of, found.basis
@@ -113,13 +125,18 @@ def find_arrivals(spans: pl.DataFrame, blocks: pl.DataFrame, launches: pl.DataFr
 
 @dataclass(frozen=True)
 class _Events:
-    """Waits and arrivals at resources, in the order of the spans; `block` counts the blocks of `spans` from 0."""
+    """Waits and arrivals at resources, in the order of the spans; `block` counts the blocks of `spans` from 0.
+
+    `aside`: arrivals that end no wait and are counted alone. `makes`: arrivals that an event tells of, -1: not known.
+    """
 
     block: I64
     warp: I64
     resource: I64
     id: I64
     waits: Bool
+    aside: Bool
+    makes: I64
     start_cycles: I64
     end_cycles: I64
 
@@ -147,9 +164,26 @@ class Comes(enum.IntEnum):
     """Other blocks of the cluster too."""
 
 
-def _sites(sites: pl.DataFrame) -> tuple[npt.NDArray[Any], I64, npt.NDArray[np.uint8], I64]:
-    """Per site its kind and the number of its resource (-1 for none); per resource who arrives there, and how many
-    rounds a wait's parity can put it back."""
+@dataclass(frozen=True)
+class _Sites:
+    """What sites tell. Per site: `kind`, the number of its `resource` (-1 for none), `arrivals` (-1: not known).
+
+    Per resource: who `comes` there; `phases`, how many rounds a wait's parity can put it back; `counted`, whether it is
+    an mbarrier; `expects`, how many arrivals end a phase of it (-1: not known); `shared`, whether another resource may
+    be the same barrier.
+    """
+
+    kind: npt.NDArray[Any]
+    resource: I64
+    arrivals: I64
+    comes: npt.NDArray[np.uint8]
+    phases: I64
+    counted: Bool
+    expects: I64
+    shared: Bool
+
+
+def _sites(sites: pl.DataFrame) -> _Sites:
     kind = np.array(sites["kind"].to_list(), object)
     named = list(sites.select("site_set", "resource").iter_rows())
     numbers: dict[tuple[str, str], int] = {}
@@ -169,10 +203,46 @@ def _sites(sites: pl.DataFrame) -> tuple[npt.NDArray[Any], I64, npt.NDArray[np.u
         at = resource[(kind == one) & (resource >= 0)]
         comes[at[comes[at] != Comes.FROM_AFAR]] = how
     stages = [int(found[1] or 1) if (found := _PHASES.fullmatch(name)) else 0 for _, name in numbers]
-    return kind, resource, comes, np.array(stages or [0], np.int64)
+    counted = [name.removeprefix(layout.REMOTE).startswith(layout.MBARRIER) for _, name in numbers]
+    arrivals = sites["arrivals"].cast(pl.Int64).fill_null(-1).to_numpy()
+    expects = np.full(len(comes), -1)
+    for number in range(len(numbers)):
+        counts = np.unique(arrivals[(kind == "wait") & (resource == number)])
+        expects[number] = counts[0] if len(counts) == 1 else -1
+    return _Sites(
+        kind,
+        resource,
+        arrivals,
+        comes,
+        np.array(stages or [0], np.int64),
+        np.array(counted or [False], np.bool_),
+        expects,
+        _shared([*numbers] or [("", "")]),
+    )
 
 
-def _events(spans: pl.DataFrame, chosen: I64, number: I64, kind: npt.NDArray[Any], resource: I64) -> _Events:
+def _shared(named: list[tuple[str, str]]) -> Bool:
+    """Which resources may be another's barrier: a ring whose stage a kernel chooses as it runs, and a place in it.
+
+    `named`: site set and name of each. Where a ring's size is not told it ends where the next one begins.
+    """
+    places: dict[tuple[str, str], list[tuple[int, int, bool, int]]] = {}
+    for number, (set_, name) in enumerate(named):
+        if found := _PLACE.fullmatch(name):
+            own = (int(found[2] or 0), number, found[3] is not None, int(found[4] or 0) * _BARRIER_BYTES)
+            places.setdefault((set_, found[1]), []).append(own)
+    out = np.zeros(len(named), np.bool_)
+    for together in places.values():
+        begins = sorted(at for at, _, ring, _ in together if ring)
+        for at, number, ring, size in together:
+            following = next((begin for begin in begins if begin > at), 1 << 62)
+            end = at + size if size else following
+            same = [other for place, other, *_ in together if ring and other != number and at <= place < end]
+            out[[number, *same] if same else []] = True
+    return out
+
+
+def _events(spans: pl.DataFrame, chosen: I64, number: I64, known: _Sites, aside: Bool) -> _Events:
     site = spans["site"].to_numpy()[chosen]
     start = spans["start_cycles"].to_numpy()[chosen]
     ids = spans["id"]
@@ -183,9 +253,11 @@ def _events(spans: pl.DataFrame, chosen: I64, number: I64, kind: npt.NDArray[Any
     return _Events(
         block=number[chosen],
         warp=spans["warp"].to_numpy()[chosen].astype(np.int64),
-        resource=resource[site],
+        resource=known.resource[site],
         id=identified,
-        waits=(kind == "wait")[site],
+        waits=(known.kind == "wait")[site],
+        aside=aside[site],
+        makes=known.arrivals[site],
         start_cycles=start,
         end_cycles=start + spans["duration_cycles"].to_numpy()[chosen],
     )
@@ -221,13 +293,14 @@ def _blind_blocks(
     return out
 
 
-def _rounds(events: _Events, comes: npt.NDArray[np.uint8], phases: I64, blind: npt.NDArray[np.uint8]) -> _Found:
+def _rounds(events: _Events, known: _Sites, blind: npt.NDArray[np.uint8]) -> _Found:
     """Puts events into rounds and finds the last arrival of each."""
+    comes, phases = known.comes, known.phases
     group, round_, counts = _counted(events)
     base = np.cumsum(counts.most) - counts.most
     number = base[group] + round_  # of the round, over all groups
     here = comes[events.resource]
-    is_arrival = np.where(here == Comes.BY_BEGIN, events.waits, ~events.waits & (here != Comes.UNSEEN))
+    is_arrival = np.where(here == Comes.BY_BEGIN, events.waits, ~events.waits & ~events.aside & (here != Comes.UNSEEN))
     came = np.flatnonzero(is_arrival)[::-1]  # of events at the same cycle the first one counts
     rounds = int(counts.most.sum())
     last = np.full(rounds, np.iinfo(np.int64).min)
@@ -261,8 +334,27 @@ def _rounds(events: _Events, comes: npt.NDArray[np.uint8], phases: I64, blind: n
     basis[by_begin & refuted[events.resource[at]] & (basis <= Basis.INFERRED)] = Basis.NO_BARRIER
     basis[(basis <= Basis.INFERRED) & (here[at] == Comes.BY_ISSUE)] = Basis.HARDWARE
     basis[here[at] == Comes.FROM_AFAR] = Basis.REMOTE
-    known = (basis <= Basis.INFERRED) | (basis == Basis.HARDWARE)
-    return _Found(np.where(known, event[where], -1), np.where(known, of[where], 0), basis)
+    said = known.counted[events.resource[at]] & np.isin(basis, (Basis.INFERRED, Basis.HARDWARE))
+    unknown, disagrees = _against_counts(events, known, group, number, rounds)
+    basis[said & disagrees[mine]] = Basis.COUNT_DISAGREES
+    basis[said & unknown[mine]] = Basis.COUNT_UNKNOWN
+    basis[said & known.shared[events.resource[at]]] = Basis.SEVERAL_NAMES
+    told = (basis <= Basis.INFERRED) | (basis == Basis.HARDWARE)
+    return _Found(np.where(told, event[where], -1), np.where(told, of[where], 0), basis)
+
+
+def _against_counts(events: _Events, known: _Sites, group: I64, number: I64, rounds: int) -> tuple[Bool, Bool]:
+    """Per group whether the arrivals of some round cannot be counted, and whether some are not as many as expected.
+
+    One round that is wrong shifts all that follow it. `number`: of each event's round, over all groups.
+    """
+    expects = known.expects[events.resource]
+    makes = ~events.waits
+    total = np.bincount(number[makes], weights=np.maximum(events.makes[makes], 0), minlength=rounds).astype(np.int64)
+    unknown, disagrees = np.zeros(int(group.max()) + 1, np.bool_), np.zeros(int(group.max()) + 1, np.bool_)
+    unknown[group[(expects < 0) | makes & (events.makes < 0)]] = True
+    disagrees[group[total[number] != expects]] = True
+    return unknown, disagrees
 
 
 def _rounds_back(resource: I64, late: Bool, phases: I64) -> I64:
@@ -274,7 +366,8 @@ def _rounds_back(resource: I64, late: Bool, phases: I64) -> I64:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Per group: the most rounds of a warp; whether all warps count alike; warps; whether there are arrivals."""
+    """Per group: the most rounds of a warp; whether all warps count alike; warps; whether there are arrivals that end
+    waits."""
 
     most: I64
     alike: Bool
@@ -288,7 +381,7 @@ def _counted(events: _Events) -> tuple[I64, I64, _Counts]:
     if events.id.any():  # as dense numbers: with as many ids as spans the product would leave 64 bits below
         key = np.unique(key * (int(events.id.max()) + 1) + events.id, return_inverse=True)[1].reshape(-1)
     # A run is what one warp did of one kind in one group. Events are in the order of blocks, warps and sequence.
-    fine = ((key << 8) + events.warp << 1) + events.waits
+    fine = ((key << 8) + events.warp << 2) + events.waits + 2 * events.aside
     order = np.argsort(fine, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(fine[order]) != 0))
     length = np.diff(np.append(begins, len(fine)))
@@ -300,7 +393,7 @@ def _counted(events: _Events) -> tuple[I64, I64, _Counts]:
     alike = np.minimum.reduceat(length, first) == most
     warp_begins = np.append(True, (np.diff(key[heads]) != 0) | (np.diff(events.warp[heads]) != 0))
     warps = np.add.reduceat(warp_begins.astype(np.int64), first)
-    arrivals = np.logical_or.reduceat(~events.waits[heads], first)
+    arrivals = np.logical_or.reduceat(~(events.waits | events.aside)[heads], first)
     group = np.empty(len(fine), np.int64)
     group[order] = np.repeat(np.repeat(np.arange(len(first)), np.diff(np.append(first, len(begins)))), length)
     return group, round_, _Counts(most, alike, warps, arrivals)

@@ -20,7 +20,7 @@ from warplens.audit.names import Mark, Texts
 from warplens.audit.paths import preceding
 from warplens.audit.ptx import Ptx
 from warplens.audit.sass import Frame, Section, read_sass
-from warplens.audit.waiting import last_part, words_of_waits
+from warplens.audit.waiting import last_part, words_of_issues, words_of_waits
 from warplens.errors import UsageError
 
 __all__ = ["COLUMNS", "MAX_INSTRUCTIONS", "Audit", "audit", "pick_section", "read_sass"]
@@ -32,6 +32,7 @@ COLUMNS: Final = (
     "line",
     "address",
     "outstanding_loads",
+    "bulk_loads",
     "waits_on",
     "finding",
     "severity",
@@ -106,16 +107,23 @@ class _Rows:
         if mark.frames:
             stretch = preceding(self._traced.build.flow, mark.index, self._stops)
             waits = words_of_waits(self._traced.build, sorted({*stretch.code, mark.index}), mark.frames)
-        return self._row(mark.index, mark.verb, mark.site, mark.place, waits, found)
+        return self._row(mark.index, mark.verb, mark.site, mark.place, waits, found, mark.frames)
 
     def _pin(self, pin: Pin) -> dict[str, Any]:
         found = [*findings.of_pin(self._traced, pin), *self._parted.get(pin.indices[-1], [])]
         place = pin.frames[0] if pin.frames else Frame("", 0)
         waits = words_of_waits(self._traced.build, pin.indices, pin.frames)
-        return self._row(pin.indices[-1], "landed", None, place, waits, found)
+        return self._row(pin.indices[-1], "landed", None, place, waits, found, pin.frames)
 
     def _row(
-        self, index: int, verb: str, site: int | None, place: Frame, waits: str, found: list[Finding]
+        self,
+        index: int,
+        verb: str,
+        site: int | None,
+        place: Frame,
+        waits: str,
+        found: list[Finding],
+        frames: tuple[Frame, ...],
     ) -> dict[str, Any]:
         severities = {finding.severity for finding in found}
         return {
@@ -125,6 +133,7 @@ class _Rows:
             "line": place.line,
             "address": self._traced.build.code[index].address,
             "outstanding_loads": self._outstanding(index),
+            "bulk_loads": self._bulk_loads(index, frames),
             "waits_on": waits,
             "finding": "; ".join(finding.text for finding in found),
             "severity": next((s for s in ("warning", "note") if s in severities), ""),
@@ -138,6 +147,11 @@ class _Rows:
             return None
         must, may, more = build.loads(state)
         return len(must) if must == may and not more else None
+
+    def _bulk_loads(self, index: int, frames: tuple[Frame, ...]) -> str | None:
+        """Copies by TMA that no wait can have been for; None when that cannot be told."""
+        issued = self._traced.build.bulk.at(index)
+        return None if issued is None else words_of_issues(self._traced.build, issued, frames)
 
     def _shown(self, file: str) -> str:
         """A path as the sites name it, else its last part: folders of the machine stay out of the trace."""
@@ -165,6 +179,7 @@ class _Rows:
                             "line": number,
                             "address": None,
                             "outstanding_loads": None,
+                            "bulk_loads": None,
                             "waits_on": "",
                             "finding": "no instruction of this pin is left: it pins nothing",
                             "severity": "warning",

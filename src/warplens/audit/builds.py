@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from warplens.audit.bulk import BulkLoads, is_bulk_load
 from warplens.audit.flow import Flow
 from warplens.audit.marks import is_ours, user_frames
 from warplens.audit.sass import Frame, Section
@@ -25,6 +26,7 @@ class Build:
         self.code = section.code
         self.flow = Flow(section)
         self.boards = Scoreboards(self.flow)
+        self.bulk = BulkLoads(self.flow)
         self._own = {index for index, instruction in enumerate(section.code) if is_ours(instruction)}
         self._callers: dict[Frame, set[tuple[Frame, ...]]] = {}
         for frames in {instruction.frames for instruction in section.code}:
@@ -80,10 +82,12 @@ class Build:
         return out
 
     def facts(self) -> dict[str, Any]:
-        """instructions; loads; loads_in_flight, the most that may be under way at once (None: cannot be told)."""
+        """instructions; loads; loads_in_flight, the most that may be under way at once (None: cannot be told); and
+        bulk_loads, instructions that have the TMA copy into shared memory, which are not among the loads."""
         most = max((len({*under_way, index}) for index, under_way in self.in_flight), default=0)
         return {
             "instructions": len(self.code),
             "loads": len(self.in_flight),
+            "bulk_loads": sum(map(is_bulk_load, self.code)),
             "loads_in_flight": most if self.boards.readable else None,
         }

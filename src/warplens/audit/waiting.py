@@ -45,6 +45,16 @@ def words_of_waits(build: Build, indices: Iterable[int], seen_from: tuple[Frame,
             cause = build.code[token // 2].name
             label = f"operands of {cause}" if token % 2 else cause
             found[place_apart(build.place(token // 2), seen_from), label] += 1
+    return _words(found, seen_from)
+
+
+def words_of_issues(build: Build, indices: Iterable[int], seen_from: tuple[Frame, ...]) -> str:
+    """The instructions by their names, with the lines that they come from; "" for none."""
+    places = ((place_apart(build.place(index), seen_from), build.code[index].name) for index in indices)
+    return _words(Counter(places), seen_from)
+
+
+def _words(found: Counter[tuple[Frame, str]], seen_from: tuple[Frame, ...]) -> str:
     items = [
         " ".join([*([str(count)] if count > 1 else []), label, *([_line(place, seen_from)] if place.line else [])])
         for (place, label), count in sorted(found.items())

@@ -1,9 +1,9 @@
 """Which marks the kernels of a module get: those that are wanted, or fewer, so that none costs registers it lacks.
 
-In: PTX, and a function that assembles it. Out: PTX with marks, each kernel with the first mode of `MODES` in which it
-neither spills more nor is said more about by ptxas (C75xx: wgmma made serial, setmaxnreg ignored) than when clean, and
-leaves as many blocks on an SM where its block's size is known; where it is not, the largest block that the clean build
-could have still fits. Starts no process itself.
+In: PTX, and a function that assembles it. Out: PTX with marks, each kernel with the first mode in which it neither
+spills more nor is said more about by ptxas (C75xx and C76xx: wgmma made serial, setmaxnreg ignored, too few registers)
+than when clean, and leaves as many blocks on an SM where its block's size is known; where it is not, the largest block
+that the clean build could have still fits. Starts no process itself.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from warplens.capture.residency import Launch
+from warplens.errors import PtxError
 from warplens.instrument import Instrumented, Kernel, Mode, Selection, instrument
 
 _COMPILING: Final = re.compile(r"Compiling entry function '([^']+)'|Function properties for (\S+)")
 _SPILLS: Final = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED: Final = re.compile(r"Used (\d+) registers(?:.*?\b(\d+) bytes smem)?")
-_COMPLAINT: Final = re.compile(r"\(?\b(C75\d\d)\b")
+_COMPLAINT: Final = re.compile(r"\(?\b(C7[56]\d\d)\b")
+_COMPLAINED_OF: Final = ("setmaxnreg", "wgmma")
+"""What ptxas complains of without a name, ahead of all kernels, is laid to those that have one of these."""
 _FEWER_BLOCKS: Final = ", on fewer blocks"
 _MOST_WARPS: Final = 32  # of a block
-_NAMED: Final = re.compile(r"function '([^']+)'")
+_NAMED: Final = re.compile(r"(?:function '([^']+)'|in function ([\w$]+))")
 
 
 @dataclass
 class Built:
     """What ptxas says of a module, by its kernels: registers, bytes of local memory, bytes that spill, shared memory,
-    and complaints (C75xx) with how often each came."""
+    and complaints (C75xx, C76xx) with how often each came, of "" where it names no kernel."""
 
     registers: dict[str, int] = field(default_factory=dict)
     frames: dict[str, int] = field(default_factory=dict)
@@ -53,16 +56,16 @@ class Built:
                 out.shared[name] = int(found[2] or 0)
             if found := _COMPLAINT.search(line):
                 named = _NAMED.search(line)
-                out.complaints[named[1] if named else name, found[1]] += 1
+                out.complaints[(named[1] or named[2]) if named else name, found[1]] += 1
         return out
 
-    def worse(self, clean: Built, name: str, room: Room | None) -> str:
-        """What is worse of a kernel than in the clean build; "" for nothing."""
+    def worse(self, clean: Built, name: str, room: Room | None, *, suspect: bool = True) -> str:
+        """What is worse of a kernel than in the clean build; "" for nothing. `suspect`: so is what names no kernel."""
         more = self.spills.get(name, 0) - clean.spills.get(name, 0)
         if more > 0:
             return f"{more} bytes spill"
         for (kernel, code), count in self.complaints.items():
-            if kernel == name and count > clean.complaints[kernel, code]:
+            if (kernel == name or (suspect and not kernel)) and count > clean.complaints[kernel, code]:
                 return f"ptxas says {code}"
         if room is not None and self.registers.get(name, 0) > clean.registers.get(name, 0):
             now = room.launch.blocks(self.registers.get(name, 0))
@@ -97,10 +100,14 @@ class Chosen:
 
 @dataclass
 class _Tries:
-    """The modes of one kernel, in order, and which one it is at. `room`: None where it is not known what fits."""
+    """The modes of one kernel, in order, and which one it is at. `room`: None where it is not known what fits.
+
+    `suspect`: it may be what ptxas complains of without a name.
+    """
 
     modes: list[tuple[str, Mode]]
     room: Room | None
+    suspect: bool
     at: int = 0
 
     @property
@@ -115,7 +122,8 @@ class _Tries:
         """What speaks against the mode that it is at; "" for nothing."""
         if self.mode.selection is None:
             return ""
-        return build.worse(clean, kernel, None if self.name.endswith(_FEWER_BLOCKS) else self.room)
+        room = None if self.name.endswith(_FEWER_BLOCKS) else self.room
+        return build.worse(clean, kernel, room, suspect=self.suspect)
 
 
 def choose(
@@ -128,18 +136,22 @@ def choose(
 ) -> Chosen:
     """`assemble`: gives what `ptxas -v` writes of a module, and raises PtxError where it refuses it.
 
-    Raises PtxError as `instrument` does, and for PTX that ptxas refuses as it stands.
+    Raises PtxError as `instrument` does, for PTX that ptxas refuses as it stands, and for PTX with marks that it
+    refuses without saying C75xx or C76xx.
     """
     found = instrument(text, wanted, kernels=kernels, in_program=in_program)
     clean = Built.of(assemble(text))
-    tries = {own.name: _tries(text, own.name, wanted, clean) for own in found.kernels}
+    tries = {own.name: _tries(text, own, wanted, clean) for own in found.kernels}
+    if not any(tried.suspect for tried in tries.values()):
+        for tried in tries.values():
+            tried.suspect = True
     lines: list[str] = []
     while True:
         own = _made(text, tries, kernels, in_program) if any(tried.at for tried in tries.values()) else found
         if not any(kernel.site_set for kernel in own.kernels):
             lines += [f"{name}: it gets {tried.name}" for name, tried in tries.items()]
             return Chosen(None, own.kernels, lines, clean)
-        build = Built.of(assemble(own.text))
+        build = _build(assemble, own.text)
         worse = {name: why for name, tried in tries.items() if (why := tried.worse(build, clean, name))}
         if not worse:
             break
@@ -153,28 +165,43 @@ def choose(
     return Chosen(own.text, own.kernels, lines, clean)
 
 
+def _build(assemble: Callable[[str], str], text: str) -> Built:
+    """What ptxas says of a module with marks; a refusal for want of registers is a complaint like others."""
+    try:
+        return Built.of(assemble(text))
+    except PtxError as error:
+        refused = Built.of(str(error))
+        if not refused.complaints:
+            raise
+        return refused
+
+
 def _made(text: str, tries: dict[str, _Tries], kernels: str | None, in_program: bool) -> Instrumented:
     modes = {name: tried.mode for name, tried in tries.items()}
     return instrument(text, kernels=kernels, modes=modes, in_program=in_program)
 
 
-def _tries(text: str, name: str, wanted: Selection, clean: Built) -> _Tries:
+def fewer_and_fewer(wanted: Selection) -> list[tuple[str, Selection]]:
+    """What is tried in turn, by its name: the marks that are wanted, then fewer."""
+    out = [("the marks asked for", wanted)]
+    if wanted.level not in ("off", "coarse"):
+        out.append(("marks outside of loops", Selection("coarse", wanted.sites, wanted.kinds)))
+    return [*out, ("begin and end", Selection("off", kinds=()))]
+
+
+def _tries(text: str, kernel: Kernel, wanted: Selection, clean: Built) -> _Tries:
     """What is tried in turn."""
+    name = kernel.name
     room = _room(text, name, clean)
     most = room.launch.most_registers(room.blocks) if room else None
-    coarse, ends = Selection("coarse", wanted.sites, wanted.kinds), Selection("coarse", kinds=())
     out = []
-    for what, selection in (
-        ("the marks asked for", wanted),
-        ("marks outside of loops", coarse),
-        ("begin and end", ends),
-    ):
+    for what, selection in fewer_and_fewer(wanted):
         out.append((what, Mode(selection)))
-        if most:
+        if most and kernel.takes_limit:
             out.append((f"{what}, {most} registers at most", Mode(selection, most)))
         if room and room.sized:
             out.append((what + _FEWER_BLOCKS, Mode(selection)))
-    return _Tries([*out, ("no marks", Mode(None))], room)
+    return _Tries([*out, ("no marks", Mode(None))], room, any(word in kernel.uses for word in _COMPLAINED_OF))
 
 
 def _room(text: str, name: str, clean: Built) -> Room | None:

@@ -87,7 +87,7 @@ def parse_sites(name: str, content: bytes) -> dict[str, Any]:
     """One site set of the manifest from the string that WARPLENS_SITES left in the module."""
     text = content.rstrip(b"\0").decode(errors="replace")
     parts = text.split(layout.TAIL_SEPARATOR)
-    if len(parts) != 3 or not re.fullmatch("[0-9]{1,9}", parts[2]):
+    if len(parts) < 3 or not re.fullmatch("[0-9]{1,9}", parts[2]):
         raise SitesError(f"site set {name!r}: its table in the module cannot be read; was it made by WARPLENS_SITES?")
     listed, file, line = parts[0], parts[1], int(parts[2])
     rows: list[list[str]]
@@ -100,17 +100,22 @@ def parse_sites(name: str, content: bytes) -> dict[str, Any]:
             raise SitesError(f"site {odd!r} of {name!r}: expected a plain name; WARPLENS_SITES_FROM takes other texts")
     sites = []
     for index, row in enumerate(rows, 1):
-        if len(row) not in (3, 5):
+        if len(row) not in (3, 5, 6):
             raise SitesError(f"site set {name!r}: site {index} has {len(row)} fields, expected name, kind and resource")
         if row[1] not in _KINDS:
             raise SitesError(f"site {row[0]!r} of {name!r} has kind {row[1]!r}: expected one of {', '.join(_KINDS)}")
-        place = {"file": file, "line": line}
-        if len(row) == 5:  # of instrumented PTX, whose sites stand anywhere
+        place: dict[str, Any] = {"file": file, "line": line}
+        if len(row) > 3:  # of instrumented PTX, whose sites stand anywhere
             if not re.fullmatch("[0-9]{1,9}", row[4]):
                 raise SitesError(f"site {row[0]!r} of {name!r}: expected the number of a line, found {row[4]!r}")
             place = {"file": row[3], "line": int(row[4])}
+        if len(row) > 5:
+            if not re.fullmatch("[0-9]{0,9}", row[5]):
+                raise SitesError(f"site {row[0]!r} of {name!r}: expected a number of arrivals, found {row[5]!r}")
+            place["arrivals"] = int(row[5]) if row[5] else None
         sites.append({"id": index, "name": row[0], "kind": row[1], "resource": row[2], **place})
-    return {"name": name, "hash": layout.sites_hash(name), "sites": sites}
+    left_out = {"left_out": parts[3:]} if len(rows[0]) > 5 else {}
+    return {"name": name, "hash": layout.sites_hash(name), "sites": sites, **left_out}
 
 
 def read_site_sets(cubin: bytes) -> list[dict[str, Any]]:

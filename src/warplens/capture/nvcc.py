@@ -16,13 +16,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from warplens.capture.audited import tools_of_wheels
 from warplens.errors import MissingDependencyError, UsageError
-from warplens.instrument import Selection
+from warplens.instrument import Budget, Selection
 
 VARIABLE: Final = "WARPLENS_NVCC"
 TOOLKIT: Final = Path("/usr/local/cuda/bin")
@@ -39,7 +40,10 @@ _HEADER: Final = Path(__file__).parent.parent / "include" / "warplens" / "detail
 
 @dataclass(frozen=True)
 class Wish:
-    """What is marked: as `Selection` and the option -k of `warplens instrument`. `nvcc`: which one; "" finds it."""
+    """What is marked: as `Selection` and the option -k of `warplens instrument`. `nvcc`: which one; "" finds it.
+
+    `counts`: the trace that `budget` goes by; below nvcc a file of JSON that was made of it.
+    """
 
     level: str = "waits"
     kernels: str = ""
@@ -47,15 +51,28 @@ class Wish:
     also: str = ""
     nvcc: str = ""
     verbose: str = ""
+    budget: str = ""
+    counts: str = ""
 
     @property
     def selection(self) -> Selection:
-        """Raises UsageError for what cannot be meant."""
+        """Without its budget. Raises UsageError for what cannot be meant."""
         return Selection(self.level, self.sites or None, also=tuple(filter(None, self.also.split(","))))
 
+    @property
+    def within_budget(self) -> Selection:
+        """The same with its budget, where `counts` is a file of JSON."""
+        if not self.budget:
+            return self.selection
+        counts = json.loads(Path(self.counts).read_text(encoding="utf-8"))
+        return replace(self.selection, budget=Budget.of(self.budget, counts))
 
-def run(arguments: list[str]) -> int:
-    """Runs nvcc; its exit code. Raises UsageError for a wrong option of ours, MissingDependencyError without nvcc."""
+
+def run(arguments: list[str], read_counts: Callable[[str], dict[str, Any]] | None = None) -> int:
+    """Runs nvcc; its exit code. `read_counts`: gives the events by site of a trace, of which this stage knows nothing.
+
+    Raises UsageError for a wrong option of ours, MissingDependencyError without nvcc, and what `read_counts` raises.
+    """
     wish, rest = read_options(arguments, os.environ.get(VARIABLE, ""))
     nvcc = wish.nvcc or find_nvcc()
     if any(option in rest for option in (*_NO_CODE, *_NO_CODE_EITHER)):
@@ -70,17 +87,25 @@ def run(arguments: list[str]) -> int:
     own = ["-include", str(_HEADER)]
     if not any(option in rest for option in _LINES):
         own.append("-lineinfo")
+    counts = None
+    if wish.budget:
+        assert read_counts is not None
+        counts = read_counts(wish.counts)
+        Budget.of(wish.budget, counts)  # raises UsageError
     with tempfile.TemporaryDirectory(prefix="warplens-nvcc-") as name:
+        if counts is not None:
+            wish = replace(wish, counts=str(Path(name, "counts.json")))
+            Path(wish.counts).write_text(json.dumps(counts, ensure_ascii=True), encoding="utf-8")
         started = shadow(nvcc, Path(name), wish)
         return subprocess.run([str(started), *own, *rest], env=environment, check=False).returncode
 
 
-def main() -> None:
+def main(read_counts: Callable[[str], dict[str, Any]]) -> None:
     """The program `warplens-nvcc`: for what wants one word as its compiler, as CMake does."""
     from warplens.errors import WarplensError
 
     try:
-        code = run(sys.argv[1:])
+        code = run(sys.argv[1:], read_counts)
     except WarplensError as error:
         say(f"error: {error}")
         code = error.exit_code
@@ -117,6 +142,9 @@ def read_options(arguments: list[str], variable: str) -> tuple[Wish, list[str]]:
     except re.error as error:
         raise UsageError(f"{_PREFIX}kernels={wish.kernels!r} is no regular expression: {error}") from error
     assert wish.selection
+    if bool(wish.budget) != bool(wish.counts):
+        both = f"{_PREFIX}budget and {_PREFIX}counts"
+        raise UsageError(f"{both}: a budget goes by what a first run counted, and both are needed")
     return wish, [own for own in arguments if not own.startswith(_PREFIX)]
 
 

@@ -93,7 +93,7 @@ class Tools:
         name = _source_name(text, source)
         try:
             wish = self._wish
-            chosen = choose(text, wish.selection, assemble, kernels=wish.kernels or None, in_program=True)
+            chosen = choose(text, wish.within_budget, assemble, kernels=wish.kernels or None, in_program=True)
         except WarplensError as error:
             if "there are _ZN8warplens" not in str(error):  # host.hpp's own kernels alone
                 say(f"{name}: compiled without marks: {error}")
@@ -101,7 +101,11 @@ class Tools:
         except Exception as error:  # a build must not fail by us
             say(f"{name}: compiled without marks: {type(error).__name__}: {error}")
             return None
-        wanted = self._wish.verbose or any(own.startswith("it gets", own.find(": ") + 2) for own in chosen.lines)
+        wanted = (
+            self._wish.verbose
+            or self._wish.budget
+            or any(own.startswith("it gets", own.find(": ") + 2) for own in chosen.lines)
+        )
         for line in chosen.lines if wanted else []:
             say(f"{name}: {line}")
         for own in chosen.kernels if self._wish.verbose else []:
@@ -118,7 +122,7 @@ class Tools:
 
     def _keep(self, output: Path, source: Path, chosen: Chosen) -> None:
         """So that `fatbinary` finds the sites by the file it is given, and the marked text by the clean one's."""
-        sets = {own.site_set["name"]: site_text(own.site_set["sites"]) for own in chosen.kernels if own.site_set}
+        sets = {own.site_set["name"]: site_text(own.site_set) for own in chosen.kernels if own.site_set}
         facts = {"sets": sets, "marked": str(self._base(chosen.text or "").with_suffix(".ptx"))}
         for path in (output, source):
             self._record(path).write_text(json.dumps(facts), encoding="utf-8", errors="surrogateescape")

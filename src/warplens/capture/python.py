@@ -10,6 +10,7 @@ joined.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import threading
@@ -17,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from warplens import __version__
@@ -27,7 +29,7 @@ from warplens.capture.recording import Recording
 from warplens.capture.request import Asked
 from warplens.capture.tell import tell
 from warplens.errors import KernelWarning, UsageError
-from warplens.instrument import Selection
+from warplens.instrument import Budget, Selection
 
 _OF_OTHERS: Final = {
     "policy": ("auto", "stream"),
@@ -112,12 +114,18 @@ class PythonOptions:
 
     @classmethod
     def of(cls, asked: Asked) -> PythonOptions:
-        """What `warplens record` or `warplens.record` asks for, as far as it concerns such kernels."""
+        """What `warplens record` or `warplens.record` asks for, as far as it concerns such kernels.
+
+        `counts` is the file that `warplens record` has made of the first run's trace.
+        """
         request = asked.request
+        budget = None
+        if request.budget is not None and request.counts is not None:
+            budget = Budget.of(request.budget, json.loads(Path(request.counts).read_text(encoding="utf-8")))
         ignored = [name for name, usual in _OF_OTHERS.items() if getattr(request, name, usual[0]) not in usual]
         return cls(
             kernels=request.kernels,
-            selection=Selection(request.auto, request.sites),
+            selection=Selection(request.auto, request.sites, budget=budget),
             capacity_bytes=request.capacity_bytes,
             every_block=request.every_block,
             warp_mask=request.warp_mask,

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, quote_plus, urlencode
 
 from warplens.capture.options import KEEPS, POLICIES
 from warplens.errors import UsageError
-from warplens.instrument import Selection
+from warplens.instrument import Budget, Selection
 
 VARIABLE: Final = "WARPLENS_RECORD"
 VERSION: Final = 1
@@ -66,6 +66,8 @@ class Request:
     - auto: marks of kernels that have none in CUDA C++, which are Triton's and CuPy's: "off" (those of their source
       alone), "coarse" (waits outside of loops too), "waits", "all" (arrivals, issues and fences too).
     - sites: a regular expression that must be found in the name of such a mark's site; None is all.
+    - budget, counts: leave out those sites that the first run, whose trace is `counts`, passed most often: so that a
+      launch makes at most so many events ("20000"), or such a part of the first run's ("25%"). Of the command alone.
     """
 
     kernels: str | None = None
@@ -91,16 +93,22 @@ class Request:
     command: bool = False
     auto: str = "waits"
     sites: str | None = None
+    budget: str | None = None
+    counts: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise UsageError(f"{name} is {value!r}: a whole number of at least {least} was expected")
-        for name in ("kernels", "nvtx_include", "sites", "note"):
+        for name in ("kernels", "nvtx_include", "sites", "note", "budget", "counts"):
             if not isinstance(getattr(self, name), str | None):
                 raise UsageError(f"{name} is {getattr(self, name)!r:.60}: a text was expected, or None")
         Selection(self.auto, self.sites)  # raises UsageError for what cannot be meant
+        if (self.budget is None) != (self.counts is None):
+            raise UsageError("budget and counts: a budget goes by what a first run counted, and both are needed")
+        if self.budget is not None:
+            Budget.of(self.budget, {})
         if not isinstance(self.capacity_bytes, int):
             raise UsageError(f"capacity_bytes is {self.capacity_bytes!r:.60}: a whole number of bytes was expected")
         if not LEAST_CAPACITY_BYTES <= self.capacity_bytes <= MOST_CAPACITY_BYTES:
@@ -188,6 +196,7 @@ def to_text(request: Request, folder: str, *, host: str | None = None, command: 
         if value is not None:
             keys[name] = _SURROGATES.sub(_NO_TEXT, json.dumps(value, ensure_ascii=False))
     keys |= {"auto": request.auto, "sites": request.sites or ""}
+    keys |= {"budget": request.budget or "", "counts": request.counts or ""}
     text = urlencode(keys, errors="surrogateescape")  # paths and names need not be UTF-8
     if len(text) > MAX_TEXT_BYTES:
         longest = max(_SHORTER, key=lambda name: len(quote_plus(str(keys.get(name, "")), errors="surrogateescape")))
@@ -231,6 +240,8 @@ def from_text(text: str) -> Asked | None:
         request = Request(
             auto=keys["auto"],
             sites=keys["sites"] or None,
+            budget=keys["budget"] or None,
+            counts=keys["counts"] or None,
             kernels=keys["kernels"] or None,
             launch_skip=int(keys["launch_skip"]),
             launch_count=int(keys["launch_count"]),

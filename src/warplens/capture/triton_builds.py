@@ -1,8 +1,8 @@
 """What becomes of the machine code of a Triton kernel: which marks it gets is chosen by what they would cost it.
 
-In: a compiled kernel, as Triton is about to load it. Out: machine code with marks that neither spills nor, where that
-can be had, leaves fewer blocks on an SM. Whoever compiled the kernel (the process, a worker, an earlier run) and
-whatever cache it came from, this is the one door; nothing of it reaches a cache.
+In: a compiled kernel, as Triton is about to load it. Out: machine code with marks that neither spills nor has ptxas
+complain nor, where that can be had, leaves fewer blocks on an SM. Whoever compiled the kernel (the process, a worker,
+an earlier run) and whatever cache it came from, this is the one door; nothing of it reaches a cache.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import contextlib
 import importlib
 import io
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from warplens.capture import triton_inductor
+from warplens.capture.chosen import Built, fewer_and_fewer
 from warplens.capture.modules import registers_and_frame
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
@@ -96,49 +98,79 @@ class _Builds:
 
     def __init__(self, choice: Choice, assemble: Callable[[str], bytes]) -> None:
         self._choice, self._assemble = choice, assemble
+        self._clean_says: Counter[str] | None = None
 
     def marked(self, text: str, name: str, facts: Any, clean_cubin: bytes) -> Marked:
-        """The marks that are wanted, or fewer, so that nothing spills and as many blocks fit on an SM as before."""
-        wanted = self._choice.selection
+        """The marks that are wanted, or fewer, so that nothing spills, ptxas complains of nothing new, and as many
+        blocks fit on an SM as before. What was tried goes into the notes."""
         launch = launch_of(text, facts)
         clean = registers_and_frame(clean_cubin)
         blocks = launch.blocks(clean[0])
-        tried: list[tuple[int, Marked, Instrumented, bool]] = []
-        for selection in (wanted, *_fewer(wanted)):
+        tried: list[tuple[int, Marked, Instrumented, str]] = []
+        lines: list[str] = []
+        for what, selection in fewer_and_fewer(self._choice.selection):
             for most in (None, launch.most_registers(blocks)):
                 found = instrument(text, selection, most_registers=most)
+                if most is not None and not all(own.takes_limit for own in found.kernels):
+                    continue
+                named = what if most is None else f"{what}, {most} registers at most"
                 ptx = f"{found.text}\n{_CLEAN} {clean[0]} {clean[1]}\n"
-                with contextlib.redirect_stdout(io.StringIO()):  # what Triton prints of a failure
-                    cubin = self._assemble(ptx)
-                registers, frame = registers_and_frame(cubin)
+                cubin, says = self._assembled(ptx)
+                registers, frame = registers_and_frame(cubin) if cubin else (0, 0)
+                if complaint := self._new_complaint(says, text):
+                    lines.append(f"{name}: {named}: ptxas says {complaint}")
+                    continue
                 if frame > clean[1]:  # it spills; ptxas may do so by its own choice, and not with a limit
+                    lines.append(f"{name}: {named}: {frame - clean[1]} bytes spill")
                     continue
                 fits = launch.blocks(registers)
-                tried.append((fits, Marked(ptx, cubin), found, selection is wanted))
+                tried.append((fits, Marked(ptx, cubin), found, named))
                 if fits >= blocks:
                     break
+                lines.append(f"{name}: {named}: {fits} blocks fit on an SM in place of {blocks}")
             if tried and tried[-1][0] >= blocks:
                 break
+        self._choice.notes += lines
         if not tried:
-            raise PtxError("its registers would spill, even if its begin and end alone were marked")
-        fits, marked, found, as_wanted = tried[-1] if tried[-1][0] >= blocks else tried[0]
+            why = lines[-1].removeprefix(f"{name}: ")
+            raise PtxError(f"its marks would change it, even if its begin and end alone were marked ({why})")
+        fits, marked, found, named = tried[-1] if tried[-1][0] >= blocks else tried[0]
         if fits < blocks:
             self._choice.tell(f"{name}: its marks leave {fits} blocks on an SM instead of {blocks}")
-        self._tell_of(found, name, as_wanted)
-        return marked
-
-    def _tell_of(self, found: Instrumented, name: str, as_wanted: bool) -> None:
-        """Tells what is not marked."""
-        if not as_wanted:
-            self._choice.tell(f"{name} has no registers for all of its marks: fewer are taken")
+        if not named.startswith("the marks asked for"):
+            self._choice.tell(f"{name} has no registers for all of its marks: it gets {named}")
+        elif lines:
+            self._choice.notes.append(f"{name}: it gets {named}")
         for kernel in found.kernels:
             self._choice.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
+        return marked
+
+    def _assembled(self, text: str) -> tuple[bytes, Counter[str]]:
+        """The machine code, empty where ptxas refuses it for want of registers; what it complains of, and how often."""
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):  # what ptxas says, and what Triton prints of a failure
+                cubin = self._assemble(text)
+        except Exception as error:
+            says = _complaints(str(error))
+            if not says:
+                raise
+            return b"", says
+        return cubin, _complaints(printed.getvalue())
+
+    def _new_complaint(self, says: Counter[str], clean: str) -> str:
+        """The first of them that the clean kernel has not, or not as often; it is assembled for that, once."""
+        if says and self._clean_says is None:
+            self._clean_says = self._assembled(clean)[1]
+        return next((code for code, count in says.items() if count > (self._clean_says or Counter())[code]), "")
 
 
-def _fewer(wanted: Selection) -> tuple[Selection, ...]:
-    """What is tried where the marks that are wanted spill: those outside of loops, then the kernel's begin and end."""
-    none = Selection("off", kinds=())
-    return (none,) if wanted.level in ("off", "coarse") else (Selection("coarse", wanted.sites, wanted.kinds), none)
+def _complaints(log: str) -> Counter[str]:
+    """How often ptxas says each of C75xx and C76xx."""
+    out: Counter[str] = Counter()
+    for (_, code), count in Built.of(log).complaints.items():
+        out[code] += count
+    return out
 
 
 def assembler(kernel: Any) -> Callable[[str], bytes]:
@@ -150,16 +182,34 @@ def assembler(kernel: Any) -> Callable[[str], bytes]:
     backend.add_stages(stages, options, getattr(kernel.src, "language", None) or _language())
 
     def assemble(text: str) -> bytes:
-        try:
-            cubin: bytes = stages["cubin"](text, dict(facts))
-        except Exception as error:
-            if "Unsupported .version" not in str(error):
-                raise
-            with triton_inductor.ptxas_of_workers():
-                cubin = stages["cubin"](text, dict(facts))
+        with _printing_what_ptxas_says():
+            try:
+                cubin: bytes = stages["cubin"](text, dict(facts))
+            except Exception as error:
+                if "Unsupported .version" not in str(error):
+                    raise
+                with triton_inductor.ptxas_of_workers():
+                    cubin = stages["cubin"](text, dict(facts))
         return cubin
 
     return assemble
+
+
+@contextlib.contextmanager
+def _printing_what_ptxas_says() -> Iterator[None]:
+    """Has Triton print the log of ptxas, where it knows how; its complaints are seen by that alone."""
+    nvidia = getattr(getattr(importlib.import_module("triton"), "knobs", None), "nvidia", None)
+    if not hasattr(nvidia, "dump_ptxas_log"):
+        yield
+        return
+    own = vars(nvidia)  # to assign the attribute would set an environment variable too
+    before = dict(own)
+    own["dump_ptxas_log"] = True
+    try:
+        yield
+    finally:
+        own.pop("dump_ptxas_log", None)
+        own.update({key: value for key, value in before.items() if key == "dump_ptxas_log"})
 
 
 def _language() -> Any:

@@ -26,6 +26,7 @@ _FACTS: Final = {
     "instructions": "instructions",
     "loads": "loads",
     "loads_in_flight": "loads in flight at most",
+    "bulk_loads": "bulk loads",
     "registers": "registers",
     "shared_bytes": "shared B",
     "local_bytes": "local B (spills)",
@@ -152,6 +153,7 @@ def _print(kernel: dict[str, Any]) -> None:
     for row in kernel["rows"]:
         at = "" if row["address"] is None else f"{row['address']:#06x}"
         loads = "unknown" if row["outstanding_loads"] is None else str(row["outstanding_loads"])
+        loads += f" and {visible(row['bulk_loads'], limit=200)}" if row["bulk_loads"] else ""
         mark = " ".join(part for part in (row["verb"] or "?", row["name"]) if part)
         cells = at, str(row["line"] or "?"), visible(mark, limit=60), loads, visible(row["waits_on"], limit=400)
         table.add_row(*(Text(cell) for cell in cells))
@@ -172,9 +174,9 @@ def _facts(facts: dict[str, Any]) -> list[str]:
     traced, clean = facts.get("traced") or {}, facts.get("clean") or {}
     parts = []
     for key, name in _FACTS.items():
-        if key not in traced:
-            continue
         before, after = clean.get(key), traced.get(key)
+        if key not in traced or (key == "bulk_loads" and not before and not after):
+            continue
         shown = "unknown" if after is None else f"{after:,}" if isinstance(after, int) else visible(after)
         differs = isinstance(before, int) and before != after
         parts.append(f"{name} {before:,} -> {shown}" if differs else f"{name} {shown}")

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from warplens.cli.budget import BUDGET_HELP, COUNTS_HELP, budget_of
 from warplens.cli.output import console, finish, json_option, print_json, quoted
 from warplens.errors import FileError, UsageError
 from warplens.render.escape import visible, visible_tree
 
 if TYPE_CHECKING:
-    from warplens.instrument import Instrumented
+    from warplens.instrument import Budget, Instrumented
 
 _MAX_BYTES: Final = 256 << 20
 _LEVELS: Final = ("coarse", "waits", "all")
@@ -38,6 +39,8 @@ _ALSO: Final = ("loads", "stores", "atomics", "loops", "lines")
 @click.option("--sites", metavar="REGEX", help="Only sites whose name holds it.")
 @click.option("--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Only sites of this kind; repeatable.")
 @click.option("--also", type=click.Choice(_ALSO), multiple=True, help="Mark these too; repeatable.")
+@click.option("--budget", metavar="N|P%", help=BUDGET_HELP)
+@click.option("--counts", type=click.Path(path_type=Path), metavar="TRACE", help=COUNTS_HELP)
 @json_option
 def instrument(
     file: Path,
@@ -48,6 +51,8 @@ def instrument(
     sites: str | None,
     kinds: tuple[str, ...],
     also: tuple[str, ...],
+    budget: str | None,
+    counts: Path | None,
     as_json: bool,
 ) -> None:
     """Put marks into the kernels of FILE, a PTX module: where they begin, wait and end.
@@ -67,14 +72,15 @@ def instrument(
         raise UsageError(f"{output} is what is read: name another file with -o")
     if output.exists() and not force:
         raise UsageError(f"{output} is there already: -f writes over it")
-    found = run(_read(file), Selection(level, sites, kinds or None, also), kernels=kernel)
+    limit = budget_of(budget, counts)
+    found = run(_read(file), Selection(level, sites, kinds or None, also, limit), kernels=kernel)
     with whole_file(output) as stream:
         stream.write(found.text.encode("utf-8", "surrogateescape"))
     if as_json:
-        print_json(visible_tree({"file": str(output), "kernels": _facts(found)}))
+        print_json(visible_tree({"file": str(output), "kernels": _facts(found, limit)}))
     else:
-        _print(found)
-        if sites and not any(re.search(sites, site["name"]) for own in _facts(found) for site in own["sites"]):
+        _print(found, limit)
+        if sites and not any(re.search(sites, site["name"]) for own in _facts(found, limit) for site in own["sites"]):
             click.echo(f"note: no site has a name that holds {sites!r}: begin and end alone are marked", err=True)
     target = re.search(r"\.target\s+(\w+)", found.text)
     cubin = quoted(output.with_suffix(".cubin"))
@@ -94,24 +100,37 @@ def _read(file: Path) -> str:
     return text
 
 
-def _facts(found: Instrumented) -> list[dict[str, Any]]:
-    return [
-        {"kernel": own.name, "sites": [] if own.site_set is None else own.site_set["sites"], "left_out": own.left_out}
-        for own in found.kernels
-    ]
+def _facts(found: Instrumented, budget: Budget | None) -> list[dict[str, Any]]:
+    out = []
+    for own in found.kernels:
+        sites = [] if own.site_set is None else own.site_set["sites"]
+        if budget is not None:
+            counts = budget.of_kernel(own.name)
+            sites = [{**site, "events": counts.get(site["name"])} for site in sites]
+        out.append({"kernel": own.name, "sites": sites, "left_out": own.left_out})
+    return out
 
 
-def _print(found: Instrumented) -> None:
+def _print(found: Instrumented, budget: Budget | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
     terminal = console()
-    for kernel in _facts(found):
+    for kernel in _facts(found, budget):
         terminal.print(Text(visible(kernel["kernel"], limit=400), style="bold"))
         table = Table("site", "kind", "name", "resource", box=None, pad_edge=False)
+        if budget is not None:
+            table.add_column("events a launch, first run", justify="right")
         table.header_style = "bold"
         for site in kernel["sites"]:
-            cells = str(site["id"]), site["kind"], visible(site["name"], limit=80), visible(site["resource"], limit=60)
+            cells = [
+                str(site["id"]),
+                site["kind"],
+                visible(site["name"], limit=80),
+                visible(site["resource"], limit=60),
+            ]
+            if budget is not None:
+                cells.append("not counted" if site["events"] is None else f"{site['events']:,.0f}")
             table.add_row(*(Text(cell) for cell in cells))
         terminal.print(table)
         for line in kernel["left_out"]:

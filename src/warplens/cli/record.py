@@ -7,17 +7,20 @@ told); this one starts it, waits and gives the files their names.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from warplens.capture.options import KEEPS, POLICIES
+from warplens.cli.budget import BUDGET_HELP, COUNTS_HELP, check_pair, read_counts
 from warplens.cli.exits import FINE, LOSSES, MISSING
 from warplens.cli.output import finish, number_list, quoted
 from warplens.errors import FileError, UsageError
@@ -82,6 +85,8 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("--command", is_flag=True, help="Say in the trace with which command it was made.")
 @click.option("--auto", type=click.Choice(LEVELS), default="waits", help="Marks of Triton's and CuPy's kernels.")
 @click.option("--sites", metavar="REGEX", help="Only marks of Triton's and CuPy's kernels in whose name this is found.")
+@click.option("--budget", metavar="N|P%", help=BUDGET_HELP)
+@click.option("--counts", metavar="TRACE", help=COUNTS_HELP)
 @click.option("-m", "--module", is_flag=True, help="CMD is a Python module.")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED)
 def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], **options: Any) -> int:
@@ -96,7 +101,9 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     from warplens.cli.watching import watch
     from warplens.trace.whole import place_for_file
 
+    check_pair(options["budget"], options["counts"])
     request = Request.of(options)
+    counts = None if request.counts is None else json.dumps(read_counts(request.counts))
     command = command_line(list(cmd[1:] if cmd[:1] == ("--",) else cmd), module=module)
     if below_record(os.environ):
         click.echo(
@@ -112,6 +119,9 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
         place_for_file(target)
     folder = _run_folder(_known(target.parent))
     try:
+        if counts is not None:  # the program's processes may not read traces
+            request = replace(request, counts=str(folder / "counts"))
+            (folder / "counts").write_text(counts, encoding="utf-8")
         host = platform.node() if request.host else None
         text = to_text(request, str(folder), host=host, command=command if request.command else None)
         watched = watch(folder, request.signal, on_terminal=sys.stderr.isatty())
@@ -197,9 +207,9 @@ def _tell_left_out(notes: list[dict[str, Any]]) -> None:
             click.echo(f"not recorded: {visible(text, limit=200)}", err=True)
     remarks = [text for note in notes for text in note.get("remarks") or []]
     for text in remarks[:_LISTED]:
-        click.echo(f"not marked: {visible(text, limit=300)}", err=True)
+        click.echo(f"marks: {visible(text, limit=300)}", err=True)
     if len(remarks) > _LISTED:
-        click.echo(f"not marked: {len(remarks) - _LISTED:,} more, in the traces' manifests", err=True)
+        click.echo(f"marks: {len(remarks) - _LISTED:,} more lines, in the traces' manifests", err=True)
 
 
 def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bool = True) -> None:

@@ -53,6 +53,9 @@ def check(manifest: Any, where: str = "manifest") -> dict[str, Any]:
         ids = [site["id"] for site in entry["sites"]]
         if ids != list(range(1, len(ids) + 1)):
             raise FormatError(f"{where}.site_sets[{index}]: expected the ids 1, 2, 3 ... in order, found {_show(ids)}")
+        _list(_text)(entry.get("left_out", []), f"{where}.site_sets[{index}].left_out")
+        for number, site in enumerate(entry["sites"]):
+            _nullable(_u32)(site.get("arrivals"), f"{where}.site_sets[{index}].sites[{number}].arrivals")
     for index, entry in enumerate(filled["calibration"]):
         if len({len(entry[key]) for key in ("sm", "globaltimer_ns", "clock_cycles")}) != 1:
             raise FormatError(f"{where}.calibration[{index}]: expected three lists of one length")
@@ -103,6 +106,7 @@ def _launch_makes_sense(manifest: dict[str, Any], launch: dict[str, Any], path: 
 def _check_audit(entry: Any, sites: int, path: str) -> None:
     _AUDIT(entry, path)
     columns = entry["columns"]
+    _list(_nullable(_text))(columns.get("bulk_loads", []), f"{path}.columns.bulk_loads")  # newer than the audit
     if len({len(values) for values in columns.values() if isinstance(values, list)}) != 1:
         raise FormatError(f"{path}.columns: expected lists of one length")
     known = [site for site in columns["site"] if site is not None]

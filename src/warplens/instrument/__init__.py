@@ -10,18 +10,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from warplens import layout
 from warplens.errors import PtxError
+from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
 from warplens.instrument.insert import Inserter, Piece, marks_file
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
 from warplens.instrument.sites import Plan, Planner, Selection
+from warplens.instrument.thin import Budget
 
-__all__ = ["Instrumented", "Kernel", "Mode", "Selection", "instrument", "site_text"]
+__all__ = ["Budget", "Instrumented", "Kernel", "Mode", "Selection", "instrument", "site_text"]
 
 _ARCH: Final = re.compile(r"sm_([0-9]{1,4})(?![0-9])")
 _OF_HOST: Final = re.compile(rf"\.const\s+\.align\s+8\s+\.b8\s+([\w$]*{layout.DESCRIPTOR_SYMBOL})\[")
@@ -42,17 +44,21 @@ _OWN_NAME: Final = re.compile(rf"(?<![\w$%])(?:[%$]wl_\w*|{_OWN_SHARED}\b|{layou
 @dataclass
 class Kernel:
     """A kernel of the module. `site_set`: as the manifest lists it, None for one that is not marked; `left_out`: what
-    of it is not marked and why, a line each."""
+    of it is not marked and why, a line each. `takes_limit`: whether its registers can be limited; `uses`: the names of
+    its instructions, as `wgmma`.
+    """
 
     name: str
     site_set: dict[str, Any] | None
     left_out: list[str] = field(default_factory=list)
+    takes_limit: bool = True
+    uses: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Mode:
     """How one kernel is marked: which marks it gets, None for none, and what registers its threads may take, where it
-    does not say it itself (`.maxnreg`)."""
+    `takes_limit`."""
 
     selection: Selection | None
     most_registers: int | None = None
@@ -78,9 +84,10 @@ def instrument(
     """Marks the kernels of a PTX module.
 
     `selection`: which marks (waits, all of them, by default). `kernels`: regular expression that a kernel's name must
-    hold. `most_registers`: what their threads may take, where the kernel does not say it itself (`.maxnreg`). `modes`:
-    both, for kernels by their names. `in_program`: the module is of a translation unit with host.hpp, whose descriptor
-    the marks then use; kernels that have marks already stay as they are. Raises
+    hold. `most_registers`: what their threads may take, where a kernel takes a limit: it has none itself (`.maxnreg`),
+    and no `setmaxnreg`, which would then count where it had not. `modes`: both, for kernels by their names.
+    `in_program`: the module is of a translation unit with host.hpp, whose descriptor the marks then use; kernels that
+    have marks already stay as they are. Raises
     PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
     """
     module = read(_checked(text, in_program))
@@ -103,8 +110,8 @@ def instrument(
     pieces = [piece for entry, mode in made if mode.selection for piece in entry.mark(mode.selection)]
     if not pieces and any(mode.selection for _, mode in made):
         raise PtxError(f"{chosen[0].name} has no instructions: there is nothing to mark")
-    for own, (_, mode) in zip(chosen, made, strict=True):
-        pieces += _limit(module, own, mode.most_registers) if mode.most_registers else []
+    for entry, mode in made:
+        pieces += entry.limit(mode.most_registers) if mode.most_registers else []
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
     symbols = [*([] if in_program else [_descriptor(space)]), *(entry.symbol for entry, _ in made if entry.symbol)]
@@ -139,12 +146,6 @@ def _is_ours(module: Module, entry: Function, descriptor: str) -> bool:
     """Whether a kernel is one of host.hpp, or its source has marks."""
     begin, end = module.statements[entry.first - 1].end, module.statements[entry.last].start
     return _OF_WARPLENS in entry.name or module.text.find(descriptor, begin, end) >= 0
-
-
-def _limit(module: Module, entry: Function, most_registers: int) -> list[Piece]:
-    _, _, end = module.statements[entry.head]
-    head = module.bare(entry.head)
-    return [] if ".maxnreg" in head or ".minnctapersm" in head else [(end, end, f"\n.maxnreg {most_registers}\n")]
 
 
 def _checked(text: str, in_program: bool) -> str:
@@ -216,7 +217,10 @@ class _Entry:
         self._flow = Flow(module, function)
         self._arch, self._space, self._descriptor, self._in_program = arch, space, descriptor, in_program
         self.name = name
-        self.kernel = Kernel(function.name, None)
+        uses = frozenset(own.name for own in self._flow.code)
+        head = module.bare(function.head)
+        free = ".maxnreg" not in head and ".minnctapersm" not in head and "setmaxnreg" not in uses
+        self.kernel = Kernel(function.name, None, takes_limit=free, uses=uses)
         self.symbol = ""
         self.needs_shared = False
         unknown = self._flow.unknown_branch
@@ -230,14 +234,14 @@ class _Entry:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
         plan = Planner(flow, selection).plan()
-        calls = sum(own.name == "call" for own in flow.code)
-        left_out = [*plan.left_out, *([f"{calls} calls: what the functions do is not marked"] if calls else [])]
+        left_out = [*plan.left_out, *unmarked_calls(flow)]
         if self._in_program:  # other units, and this one for other GPUs, may have a kernel of this name
             facts = repr((self.name, plan.sites)).encode("utf-8", "replace")
             self.name = f"{self.name[:_LONGEST_NAME]}_{hashlib.sha256(facts).hexdigest()[:8]}"
         digest = layout.sites_hash(self.name)
-        self.kernel = Kernel(flow.function.name, {"name": self.name, "hash": digest, "sites": plan.sites}, left_out)
-        self.symbol = _site_symbol(self.name, plan.sites, "weak" if self._in_program else "visible")
+        site_set = {"name": self.name, "hash": digest, "sites": plan.sites, "left_out": left_out}
+        self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out)
+        self.symbol = _site_symbol(site_set, "weak" if self._in_program else "visible")
         recorder = Recorder(
             layout.code_bits(len(plan.sites)),
             digest,
@@ -249,6 +253,11 @@ class _Entry:
             self._in_program,
         )
         return Inserter(flow, plan, recorder).insert()
+
+    def limit(self, most_registers: int) -> list[Piece]:
+        """The piece that limits its registers, where it takes one."""
+        _, _, end = self._flow.module.statements[self._flow.function.head]
+        return [(end, end, f"\n.maxnreg {most_registers}\n")] if self.kernel.takes_limit else []
 
     def _straight(self, plan: Plan) -> int | None:
         """The number of marks when each is passed once and their records fit one chunk."""
@@ -271,18 +280,26 @@ class _Entry:
         return _OWN_SHARED
 
 
-def site_text(sites: list[dict[str, Any]]) -> str:
-    """A table of sites as a string: what WARPLENS_SITES_FROM leaves, with file and line of each.
+def site_text(site_set: dict[str, Any]) -> str:
+    """A set of sites as a string: what WARPLENS_SITES_FROM leaves, with file, line and arrivals of each, and behind
+    them what is not marked.
 
     Names and files come from the user's source: what would end a field or the string is U+FFFD in the table.
     """
-    fields = [[s["name"], s["kind"], s["resource"], s["file"], str(s["line"])] for s in sites]
-    rows = [[field.translate(_OF_TABLE) for field in row] for row in fields]
+    keys = ("name", "kind", "resource", "file", "line", "arrivals")
+    rows = [["" if site[key] is None else _field(site[key]) for key in keys] for site in site_set["sites"]]
     text = "".join(layout.SITE_SEPARATOR + layout.FIELD_SEPARATOR.join(row) for row in rows)
-    return text + f"{layout.TAIL_SEPARATOR}{rows[0][3]}{layout.TAIL_SEPARATOR}{rows[0][4]}"
+    parts = [text, rows[0][3], rows[0][4], *map(_field, site_set["left_out"])]
+    return layout.TAIL_SEPARATOR.join(parts)
 
 
-def _site_symbol(name: str, sites: list[dict[str, Any]], linkage: str) -> str:
-    data = (site_text(sites) + "\0").encode("utf-8", "surrogateescape")
+def _field(value: str | int) -> str:
+    return str(value).translate(_OF_TABLE)
+
+
+def _site_symbol(site_set: dict[str, Any], linkage: str) -> str:
+    data = (site_text(site_set) + "\0").encode("utf-8", "surrogateescape")
     listed = ",".join(map(str, data))
-    return f".{linkage} .global .align 1 .b8 {layout.SITES_SYMBOL_PREFIX}{name}[{len(data)}] = {{{listed}}};"
+    return (
+        f".{linkage} .global .align 1 .b8 {layout.SITES_SYMBOL_PREFIX}{site_set['name']}[{len(data)}] = {{{listed}}};"
+    )

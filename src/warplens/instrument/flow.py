@@ -18,6 +18,7 @@ from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT, Functi
 
 if TYPE_CHECKING:
     from warplens.instrument.lanes import Lanes
+    from warplens.instrument.lone import Lone
 
 _INSTRUCTION: Final = re.compile(r"(?:@\s*+(!?)\s*+([\w$%]++)\s*+)?([a-z][\w.:]*+)(.*)", re.DOTALL)
 _PLACE: Final = r"([0-9]{1,9})\s++([0-9]{1,9})\s++([0-9]{1,9})(?![0-9])"
@@ -298,12 +299,30 @@ class Flow:
 
         return Lanes(self), Lanes(self, to_the_end=True)
 
-    @cached_property
+    @property
     def lone(self) -> frozenset[int]:
         """Blocks that one lane of a warp comes to alone."""
+        return self._lone.blocks
+
+    @cached_property
+    def _lone(self) -> Lone:
         from warplens.instrument.lone import Lone
 
-        return Lone(self).blocks
+        return Lone(self)
+
+    def lanes_at(self, index: int) -> int | None:
+        """How many lanes of a warp do an instruction, where any does: 1, or all 32; None where that is not known."""
+        own = self.code[index]
+        if self.block_of[index] in self.lone or self._lone.says_one(own.predicate, not own.negated):
+            return 1
+        whole = self._ends_together and self._lanes[1].is_same(own.predicate)
+        return 32 if whole and not self.is_in_part(index, False) else None
+
+    @cached_property
+    def _ends_together(self) -> bool:
+        """Whether no `ret` or `exit` lets some lanes of a warp go before the others."""
+        ends = [own for own in self.code if own.predicate and own.name in ("ret", "exit")]
+        return all(self._lanes[1].is_same(own.predicate) for own in ends)
 
     def is_apart(self, index: int, behind: bool) -> bool:
         """Whether some lanes of a warp, but not one alone, can come in front of or behind an instruction while others

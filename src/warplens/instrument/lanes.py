@@ -51,8 +51,6 @@ class Lanes:
         self.apart: frozenset[int] = frozenset()
         self.parting: frozenset[int] = frozenset()
         branches = [b for b, block in enumerate(flow.blocks) if len(block.after) > 1]
-        if not branches:
-            return
         self._spread(range(len(flow.code)))
         done: set[int] = set()
         while new := [b for b in branches if b not in done and self._parts(b)]:
@@ -93,7 +91,7 @@ class Lanes:
             return False
         parts = [part.strip() for part in own.operands.split(",")]
         if name == "shfl":  # shfl.sync.idx d, a, lane, clamp, mask
-            return not (".idx" in own.opcode and len(parts) > 2 and self._is_same(parts[2]))
+            return not (".idx" in own.opcode and len(parts) > 2 and self.is_same(parts[2]))
         if name not in _KEEPS or own.opcode.startswith("ld.local"):
             return True
         if own.opcode.startswith("ld.param"):  # else of what a call gave back
@@ -120,15 +118,16 @@ class Lanes:
             return value % 32 == 0 and own.opcode.split(".")[1:2] in (["lt"], ["ge"], ["lo"], ["hs"])
         return False
 
-    def _is_same(self, operand: str) -> bool:
+    def is_same(self, operand: str) -> bool:
+        """Whether an operand, or a predicate ("" for none), holds the same in all lanes that come there."""
         return operand not in self._differing and operand not in _DIFFER and not operand.startswith(_BY_LANE)
 
     def _parts(self, branch: int) -> bool:
         block = self._flow.blocks[branch]
         last = self._flow.code[block.stop - 1]
         if last.name == "brx":
-            return not self._is_same(last.operands.partition(",")[0].strip())
-        return bool(last.predicate) and not self._is_same(last.predicate)
+            return not self.is_same(last.operands.partition(",")[0].strip())
+        return bool(last.predicate) and not self.is_same(last.predicate)
 
     def _region(self, branch: int) -> set[int]:
         """Blocks between a branch and where its ways meet; none when they meet nowhere but at the function's end."""

@@ -33,7 +33,7 @@ class Lone:
             if last.name != "bra" or not last.predicate or len(block.after) != 2:
                 continue
             for holds in (True, False):
-                if self._says_one(last.predicate, holds):
+                if self.says_one(last.predicate, holds):
                     taken = holds != last.negated
                     begin = block.after[0] if taken else block.after[1]
                     found |= self._behind(number, begin)
@@ -46,7 +46,7 @@ class Lone:
             return set()
         return {number for number in flow.reached if flow.dominates(begin, number)}
 
-    def _says_one(self, predicate: str, holds: bool, depth: int = 0) -> bool:
+    def says_one(self, predicate: str, holds: bool, depth: int = 0) -> bool:
         """Whether the predicate, where it is `holds`, says that the lane is the one."""
         defined = self._definitions.get(predicate, [])
         if not defined or depth > _DEEPEST:
@@ -58,15 +58,15 @@ class Lone:
         if own.name == "elect":
             return holds and parts[0].rpartition("|")[2].strip() == predicate
         if own.opcode == "not.pred":
-            return self._says_one(parts[1], not holds, depth + 1)
+            return self.says_one(parts[1], not holds, depth + 1)
         if own.opcode in ("and.pred", "or.pred"):
-            return holds == (own.name == "and") and any(self._says_one(p, holds, depth + 1) for p in parts[1:])
+            return holds == (own.name == "and") and any(self.says_one(p, holds, depth + 1) for p in parts[1:])
         if own.name != "setp" or len(parts) < 3 or "|" in parts[0]:
             return False
         words = own.opcode.split(".")[1:]
         if len(parts) == 4 and (words[1] not in ("and", "or") or holds != (words[1] == "and")):
             return False
-        if len(parts) == 4 and not parts[3].startswith("!") and self._says_one(parts[3], holds, depth + 1):
+        if len(parts) == 4 and not parts[3].startswith("!") and self.says_one(parts[3], holds, depth + 1):
             return True
         equal = holds if words[0] == "eq" else not holds
         return words[0] in ("eq", "ne") and self._compares(parts[1], integer(parts[2]), equal, depth + 1)
@@ -89,9 +89,9 @@ class Lone:
             parts = [part.strip() for part in own.operands.split(",")]
             values = [integer(part) for part in parts[1:3]]
             if own.name == "selp" and not own.predicate and values[0] and values[1] == 0:
-                tells = self._says_one(parts[3], True, depth + 1)
+                tells = self.says_one(parts[3], True, depth + 1)
             elif own.name == "mov" and values[0] and own.predicate and not own.negated:
-                tells = self._says_one(own.predicate, True, depth + 1)
+                tells = self.says_one(own.predicate, True, depth + 1)
             elif own.name == "mov" and len(defined) == 1 and values == [None] and depth < _DEEPEST:
                 return self._is_answer(parts[1], depth + 1)
             elif own.name != "mov" or values != [0]:

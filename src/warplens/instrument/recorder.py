@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from warplens import layout
+from warplens.instrument.places import block, header_word, thread
 from warplens.layout import ChunkFlag, Control
 
 _FULL: Final = layout.CHUNK_BYTES - 4
@@ -44,11 +45,6 @@ _WARPS: Final = (1 << layout.META_WARP_BITS) - 1
 _NO_SPACE: Final = 0xFFFFFFFF & ~_WARPS
 _LOST: Final = 1 << 31
 _HASH: Final = 0x9E3779B9  # as cursor_offset of arena.cuh
-
-
-def _meta(flags: int, count: int = 0) -> int:
-    marker = layout.META_MARKER << layout.META_MARKER_SHIFT
-    return flags << layout.META_FLAGS_SHIFT | marker | count << layout.META_COUNT_SHIFT
 
 
 @dataclass(frozen=True)
@@ -94,8 +90,8 @@ class Recorder:
     def ask(self) -> list[str]:
         """Whether this warp is recorded (layout.choice says how that is told), and then a slab for it."""
         return [
-            *self._thread("%wl_r0"),
-            *_block("%wl_r1"),
+            *thread("%wl_r0", flat=self.flat),
+            *block("%wl_r1"),
             "mul.lo.u32 %wl_r2, %wl_r1, %wl_c1;",
             "shf.r.wrap.b32 %wl_r2, %wl_r2, %wl_r2, %wl_c3;",
             "setp.le.u32 %wl_p0, %wl_r2, %wl_c2;",
@@ -413,14 +409,14 @@ class Recorder:
             *self._lose("%wl_r4", "%wl_r6"),
             f"add.u32 %wl_r5, %wl_lo, {-_EMPTY};",
             "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
-            *self._thread("%wl_r3"),
+            *thread("%wl_r3", flat=self.flat),
             "setp.lt.u32 %wl_p5, %wl_r3, 32;",
             # A second or more, and the low half of globaltimer at the begin may be that of another turn.
             f"setp.lt.and.u32 %wl_p5, %wl_d, {1 << self.code_bits}, %wl_p5;",
             "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_w;",
             "shr.u32 %wl_left, %wl_r3, 5;",
-            f"selp.b32 %wl_r7, {_meta(far[1], records)}, {_meta(far[0], records)}, %wl_p5;",
-            f"selp.b32 %wl_r8, {_meta(with_record)}, {_meta(plain)}, %wl_p5;",
+            f"selp.b32 %wl_r7, {header_word(far[1], records)}, {header_word(far[0], records)}, %wl_p5;",
+            f"selp.b32 %wl_r8, {header_word(with_record)}, {header_word(plain)}, %wl_p5;",
             "selp.b32 %wl_r7, %wl_r7, %wl_r8, %wl_p1;",
             *self._meta("%wl_r9", 0, "%wl_r7"),
             f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r9;",
@@ -457,7 +453,7 @@ class Recorder:
 
     def _header(self, predicate: str, chunk: str, clock: str) -> list[str]:
         return [
-            *_block("%wl_r10"),
+            *block("%wl_r10"),
             *self._meta("%wl_r11", int(ChunkFlag.STREAM)),
             "mov.u64 %wl_q3, %gridid;",
             "cvt.u32.u64 %wl_r12, %wl_q3;",
@@ -472,7 +468,7 @@ class Recorder:
             "mov.u32 %wl_r14, %smid;",
             f"shl.b32 %wl_r14, %wl_r14, {layout.META_SM_SHIFT};",
             "or.b32 %wl_r13, %wl_r13, %wl_r14;",
-            f"or.b32 {register}, %wl_r13, {more or _meta(flags)};",
+            f"or.b32 {register}, %wl_r13, {more or header_word(flags)};",
         ]
 
     def _cursor(self) -> list[str]:
@@ -484,7 +480,7 @@ class Recorder:
         ]
         return [
             f"and.b32 %wl_r13, %wl_left, {_WARPS};",
-            *_block("%wl_r14"),
+            *block("%wl_r14"),
             "mad.lo.u32 %wl_r13, %wl_r14, 33, %wl_r13;",
             *([] if self.straight is not None else spread),
             f"shl.b32 %wl_r13, %wl_r13, {layout.CURSOR_STRIDE.bit_length() - 1};",
@@ -497,27 +493,3 @@ class Recorder:
     def _epoch(self, clock: str, register: str) -> list[str]:
         """Two clocks whose epochs differ by at most one lie less than what a record can tell apart."""
         return [f"shr.u64 %wl_q3, {clock}, {31 - self.code_bits};", f"cvt.u32.u64 {register}, %wl_q3;"]
-
-    def _thread(self, register: str) -> list[str]:
-        if self.flat:
-            return [f"mov.u32 {register}, %tid.x;"]
-        return _linear(register, "tid", "ntid")
-
-
-def _block(register: str) -> list[str]:
-    return _linear(register, "ctaid", "nctaid")
-
-
-def _linear(register: str, index: str, size: str) -> list[str]:
-    """x + width * (y + height * z)."""
-    return [
-        f"mov.u32 {register}, %{index}.z;",
-        f"mov.u32 %wl_r15, %{size}.y;",
-        f"mul.lo.u32 {register}, {register}, %wl_r15;",
-        f"mov.u32 %wl_r15, %{index}.y;",
-        f"add.u32 {register}, {register}, %wl_r15;",
-        f"mov.u32 %wl_r15, %{size}.x;",
-        f"mul.lo.u32 {register}, {register}, %wl_r15;",
-        f"mov.u32 %wl_r15, %{index}.x;",
-        f"add.u32 {register}, {register}, %wl_r15;",
-    ]

@@ -19,6 +19,7 @@ from warplens.instrument.flow import Flow
 from warplens.instrument.read import file_name
 from warplens.instrument.scopes import Scopes
 from warplens.instrument.source import SourceMark, moved, source_marks
+from warplens.instrument.thin import Budget, Origin, Thinner
 from warplens.instrument.waits import Waits, is_idle, notable
 from warplens.layout import Control, Verb
 
@@ -56,21 +57,25 @@ class Mark:
 
 @dataclass
 class Plan:
-    """Sites with the keys of the manifest (id, name, kind, resource, file, line), marks in the order of the text.
+    """Sites with the keys of the manifest (id, name, kind, resource, file, line, arrivals), marks in the order of the
+    text.
 
     The first site is that of the kernel's begin and has no mark here. `left_out`: one line for each kind of place that
-    is not marked.
+    is not marked. `origins`: of each site; `looped`: those of waits and instants in loops.
     """
 
     sites: list[dict[str, Any]]
     marks: list[Mark]
     left_out: list[str] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    looped: frozenset[Origin] = frozenset()
 
 
 @dataclass(frozen=True)
 class Selection:
     """What is marked. `level`: one of LEVELS. `sites`: regular expression that a site's name must hold. `kinds`: None
-    for all of them. `also`: some of ALSO, which no level has.
+    for all of them. `also`: some of ALSO, which no level has. `budget`: how many events that may make, None for as
+    many as there are.
 
     Raises UsageError for what cannot be meant.
     """
@@ -79,6 +84,7 @@ class Selection:
     sites: str | None = None
     kinds: tuple[str, ...] | None = None
     also: tuple[str, ...] = ()
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -99,10 +105,14 @@ class Selection:
 
 
 class Planner:
-    """Makes the `Plan` of one kernel."""
+    """Makes the `Plan` of one kernel. `thinner`: what is left out of it for the budget, and how the rest is called."""
 
-    def __init__(self, flow: Flow, selection: Selection) -> None:
+    def __init__(self, flow: Flow, selection: Selection, thinner: Thinner | None = None) -> None:
         self._flow, self._selection = flow, selection
+        self._without = frozenset(thinner.gone if thinner else ())
+        self._names = thinner.names if thinner else {}
+        self._origins: list[Origin] = []
+        self._looped: set[Origin] = set()
         self._scopes = Scopes(flow)
         self._files = flow.module.files
         self._sites: list[dict[str, Any]] = []
@@ -112,6 +122,23 @@ class Planner:
 
     def plan(self) -> Plan:
         """Raises PtxError for a kernel without instructions or with more than 1023 sites."""
+        budget = self._selection.budget
+        plan = self._whole()
+        if budget is None:
+            return plan
+        counts = budget.of_kernel(self._flow.function.name)
+        names = [site["name"] for site in plan.sites]
+        if not set(counts) & set(names):
+            why = "the first run did not count it" if not counts else "the first run counted other sites"
+            plan.left_out.append(f"no budget is kept: {why}")
+            return plan
+        thinner = Thinner(plan, counts, budget)
+        while thinner.more(plan):
+            plan = Planner(self._flow, self._selection, thinner)._whole()
+        plan.left_out += thinner.lines(plan)
+        return plan
+
+    def _whole(self) -> Plan:
         if not self._flow.code:
             raise PtxError(f"{self._flow.function.name} has no instructions")
         waits = Waits(self._flow)
@@ -126,6 +153,7 @@ class Planner:
             for instant in waits.instants:
                 self._instant(instant)
         self._on_request()
+        self._forget_announced()
         self._marks.sort(key=lambda mark: mark.place)
         self._merge()
         self._name_phases()
@@ -134,17 +162,17 @@ class Planner:
             most = f"at most {layout.MAX_SITES} can be told apart: choose fewer by level, kind or name"
             raise PtxError(f"{self._flow.function.name} has {len(self._sites):,} sites to mark: {most}")
         left_out = [f"{count} {why}" for why, count in self._left_out.items()]
-        return Plan(self._sites, self._marks, [*left_out, *moved(self._flow, of_source)])
+        left_out += moved(self._flow, of_source)
+        return Plan(self._sites, self._marks, left_out, self._origins, frozenset(self._looped))
 
     def _wait(self, wait: Any) -> None:
         flow = self._flow
         block = flow.block_of[wait.first]
-        if self._selection.level == "coarse" and any(
-            block in loop.blocks for loop in flow.loops if wait.into is None or wait.into in loop.blocks
-        ):
+        loops = any(block in loop.blocks for loop in flow.loops if wait.into is None or wait.into in loop.blocks)
+        if self._selection.level == "coarse" and loops:
             return
         name = self._named(wait.first, f"wait {wait.what}")
-        if not self._selection.takes(name, "wait"):
+        if not self._selection.takes(name, "wait") or self._is_gone(wait.first, "wait", name, loops):
             return
         begin = self._begin_of(wait)
         end = (wait.last, True) if wait.into is None else (flow.blocks[wait.into].start, False)
@@ -156,10 +184,19 @@ class Planner:
         if flow.is_apart(*begin) or flow.is_apart(*end):
             self._leave_out("waits not marked: only some lanes of a warp come there")
             return
-        site = self._site(wait.first, "wait", name, wait.resource)
+        if self._selection.level == "all" and wait.resource.startswith(layout.MBARRIER) and wait.arrivals is None:
+            self._leave_out("waits at mbarriers get no arrows: how many arrivals end a phase is not known")
+        site = self._site(wait.first, "wait", name, wait.resource, wait.arrivals)
         self._marks.append(Mark(*begin, site, Verb.WAIT))
         phase = self._site(wait.first, "phase", "", "")
         self._marks.append(Mark(*end, phase, Verb.PHASE, settles=wait.settles))
+
+    def _is_gone(self, index: int, kind: str, name: str, loops: bool | None = None) -> bool:
+        """Whether a site is left out for the budget. `loops`: whether it is in a loop, None: to be looked up."""
+        block = self._flow.block_of[index]
+        if loops or (loops is None and any(block in loop.blocks for loop in self._flow.loops)):
+            self._looped.add((index, kind, name))
+        return (index, kind, name) in self._without
 
     def _begin_of(self, wait: Any) -> tuple[int, bool] | None:
         """Where the mark in front of a wait stands: of a loop, behind the one instruction that leads into it."""
@@ -185,14 +222,22 @@ class Planner:
         flow = self._flow
         own = flow.code[instant.index]
         name = self._named(instant.index, instant.what)
-        if not self._selection.takes(name, instant.verb):
+        if not self._selection.takes(name, instant.verb) or self._is_gone(instant.index, instant.verb, name):
             return
         if not self._fits(instant.index, False, "arrivals and issues not marked"):
             return
-        site = self._site(instant.index, instant.verb, name, instant.resource)
+        site = self._site(instant.index, instant.verb, name, instant.resource, instant.arrivals)
         verb = _VERBS[instant.verb]
         guard = "" if own.name == "bra" else own.predicate
         self._marks.append(Mark(instant.index, False, site, verb, guard=guard, negated=own.negated))
+
+    def _forget_announced(self) -> None:
+        """An arrival that announces bytes ends no phase. Where what brings them has no mark, the arrival that is marked
+        may not be taken for the last: how many there are is then not told."""
+        issued = {site["resource"] for site in self._sites if site["kind"] == "mark"}
+        for site, (index, kind, _) in zip(self._sites, self._origins, strict=True):
+            if kind == "arrive" and "expect_tx" in self._flow.code[index].opcode and site["resource"] not in issued:
+                site["arrivals"] = None
 
     def _on_request(self) -> None:
         also = self._selection.also
@@ -201,16 +246,20 @@ class Planner:
         for landing in landings(self._flow) if "loads" in also else ():
             self._landing(landing)
         for number in lines(self._flow) if "lines" in also else ():
-            if self._fits(number, False, "lines not marked") and self._selection.takes("", "phase"):
+            if self._is_gone(number, "phase", "") or not self._selection.takes("", "phase"):
+                continue
+            if self._fits(number, False, "lines not marked"):
                 self._marks.append(Mark(number, False, self._site(number, "phase", "", ""), Verb.PHASE))
 
     def _landing(self, landing: Landing) -> None:
         name = self._named(landing.first, "wait load")
-        if not self._selection.takes(name, "wait") or not self._fits(landing.last, True, "loads not marked"):
+        if not self._selection.takes(name, "wait") or self._is_gone(landing.first, "wait", name):
+            return
+        if not self._fits(landing.last, True, "loads not marked"):
             return
         site = self._site(landing.first, "wait", name, "loads")
         self._marks.append(Mark(landing.last, True, site, Verb.WAIT))
-        phase = self._site(landing.last, "phase", "", "")
+        phase = self._site(landing.first, "phase", "", "")
         self._marks.append(Mark(landing.last, True, phase, Verb.PHASE, pins=landing.values))
 
     def _fits(self, index: int, behind: bool, what: str) -> bool:
@@ -244,16 +293,19 @@ class Planner:
             site = self._named_sites[kind, own.name] = self._site(own.index, kind, own.name, "")
             file = self._files.get(own.line[0], "") if own.line[1] else ""
             self._sites[-1] |= {"file": file, "line": own.line[1]} if file else {}
+            self._origins[-1] = own.index, "of source", own.name
         self._marks.append(Mark(own.index, own.behind, site, _SOURCE_VERBS[own.verb]))
 
     def _leave_out(self, why: str) -> None:
         self._left_out[why] = self._left_out.get(why, 0) + 1
 
-    def _site(self, index: int, kind: str, name: str, resource: str) -> int:
+    def _site(self, index: int, kind: str, name: str, resource: str, arrivals: int | None = None) -> int:
         number, line, _ = self._flow.code[index].place
         file = self._files.get(number, "") if line else ""
         site = {"id": len(self._sites) + 1, "name": name, "kind": kind, "resource": resource}
-        self._sites.append({**site, "file": file, "line": line if file else self._ptx_line(index)})
+        place = {"file": file, "line": line if file else self._ptx_line(index)}
+        self._sites.append({**site, **place, "arrivals": arrivals})
+        self._origins.append((index, kind, name))
         return len(self._sites)
 
     def _ptx_line(self, index: int) -> int:
@@ -316,6 +368,9 @@ class Planner:
         used = dict.fromkeys([1, *(mark.site for mark in self._marks if mark.site)])
         number = {old: new for new, old in enumerate(used, 1)}
         self._sites = [self._sites[old - 1] | {"id": new} for old, new in number.items()]
+        self._origins = [self._origins[old - 1] for old in number]
+        for origin, site in zip(self._origins, self._sites, strict=True):
+            site["name"] = self._names.get(origin, site["name"])
         number[0] = 0
         for mark in self._marks:
             mark.site = number[mark.site]

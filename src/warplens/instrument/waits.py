@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -61,7 +61,8 @@ _SYMBOL: Final = re.compile(r"[A-Za-z_$]")
 class Wait:
     """Instructions `first` to `last` wait. `settles`: a clock read right behind can come before the wait has ended.
 
-    `into`: the block behind a loop that asks, None for a single instruction.
+    `into`: the block behind a loop that asks, None for a single instruction. `arrivals`: of an mbarrier how many end a
+    phase of it; None where that is not known.
     """
 
     first: int
@@ -70,16 +71,21 @@ class Wait:
     resource: str
     settles: bool = False
     into: int | None = None
+    arrivals: int | None = None
 
 
 @dataclass(frozen=True)
 class Instant:
-    """An instruction that does a warp's part for `resource` (verb "arrive"), or begins something ("mark")."""
+    """An instruction that does a warp's part for `resource` (verb "arrive"), or begins something ("mark").
+
+    `arrivals`: of an mbarrier how many of a phase's a warp makes by it; None where that is not known.
+    """
 
     index: int
     verb: str
     what: str
     resource: str
+    arrivals: int | None = None
 
 
 class Waits:
@@ -126,7 +132,7 @@ class Waits:
         first, last = min(numbers), max(numbers)
         if asks := next((own for own in code if _ASKS.match(own.opcode)), None):
             resource = self._mbarrier(asks)
-            return Wait(first, last, resource, resource, into=into)
+            return Wait(first, last, resource, resource, into=into, arrivals=self._expected(asks))
         if any(_FLAG.match(own.opcode) and ".shared" not in own.opcode for own in code):
             return Wait(first, last, "flag", "flag", into=into)
         return None
@@ -144,25 +150,86 @@ class Waits:
                 if resource == "mbarrier" and _REMOTE.match(own.opcode):
                     found = layout.REMOTE + found
                 first = self._value(own.operands.partition(",")[0].strip())
-                instant = Instant(number, verb, what.format(first, found), found.format(first))
+                makes = self._makes(number) if resource == "mbarrier" else None
+                instant = Instant(number, verb, what.format(first, found), found.format(first), makes)
                 same = before[1:] == (what, found) and self._flow.block_of[before[0]] == self._flow.block_of[number]
                 if verb != "mark" or not same:
                     out.append(instant)
+                else:
+                    out[-1] = replace(out[-1], arrivals=self._together(out[-1], instant))
                 before = number, what, found
                 break
         return out
 
-    def _mbarrier(self, own: Instruction) -> str:
-        """A name for the barrier in shared memory that the instruction names in brackets."""
+    def _together(self, first: Instant, more: Instant) -> int | None:
+        """Arrivals of a run of issues, which the mark of its first tells of."""
+        one, other = self._flow.code[first.index], self._flow.code[more.index]
+        if first.arrivals is None or more.arrivals is None:
+            return None
+        alike = (one.predicate, one.negated) == (other.predicate, other.negated)
+        return first.arrivals + more.arrivals if alike or not more.arrivals else None
+
+    def _makes(self, number: int) -> int | None:
+        """Arrivals at an mbarrier that a warp makes by an instruction; None where that is not known."""
+        own = self._flow.code[number]
+        lanes = self._flow.lanes_at(number)
+        if own.name == "cp":
+            if ".bulk" in own.opcode or ".noinc" not in own.opcode:
+                return 0  # bytes; or an arrival that is expected as it is asked for
+            return lanes
+        if own.name == "tcgen05":
+            return lanes
+        if lanes is None or own.opcode.startswith("mbarrier.arrive_drop"):
+            return None
+        parts = own.operands.rpartition("]")[2].split(",")[1:]
+        if not parts or "expect_tx" in own.opcode:
+            return lanes
+        each = self._value(parts[0].strip())
+        return None if each == "?" else lanes * int(each)
+
+    def _expected(self, own: Instruction) -> int | None:
+        """How many arrivals end a phase of the barrier that an instruction names, by all `mbarrier.init` that may be
+        its own; None where they differ, are no constants or are not in this function."""
+        symbol, distance, rest = self._place(own)
+        found = {
+            count
+            for base, offset, more, count in self._made
+            if (not base and more) or (base == symbol and (rest or more or offset == distance))
+        }
+        count = found.pop() if len(found) == 1 else "?"
+        return None if count == "?" or (not symbol and rest) else int(count)
+
+    @cached_property
+    def _made(self) -> list[tuple[str, int, bool, str]]:
+        """The place of each `mbarrier.init` (symbol, offset, whether more is added), and its count, `?` if not known.
+
+        One that some thread leaves for good has another count from then on.
+        """
+        out = []
+        for own in self._flow.code:
+            if own.opcode.startswith("mbarrier.init"):
+                out.append((*self._place(own), self._value(own.operands.rpartition(",")[2].strip())))
+            elif own.opcode.startswith("mbarrier.arrive_drop"):
+                out.append((*self._place(own), "?"))
+        return out
+
+    def _place(self, own: Instruction) -> tuple[str, int, bool]:
+        """What an instruction names in brackets: symbol, constant offset, whether something is added that is not
+        known."""
         found = re.findall(r"\[\s*([^\]\s+]+)\s*(?:\+\s*(-?\w+))?\s*\]", own.operands)
         if not found:
-            return layout.MBARRIER
+            return "", 0, True
         base, offset = found[-1] if own.name == "cp" else found[0]
         symbol, distance, rest = self._address(base)
         if offset:
             value = integer(offset)
             distance += value or 0
             rest |= value is None
+        return symbol, distance, rest
+
+    def _mbarrier(self, own: Instruction) -> str:
+        """A name for the barrier in shared memory that the instruction names in brackets."""
+        symbol, distance, rest = self._place(own)
         if not symbol and not distance:
             return layout.MBARRIER
         stages = self._rings.get(symbol, "") if not distance else ""

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from warplens.capture.arena import Drained
 from warplens.capture.doors import DOORS
@@ -50,6 +50,7 @@ class _Parts:
             tell(f"this process ({os.getpid()}) is not recorded further: {error}")
 
 
+_OF_THE_COMMAND: Final = ("timeout_s", "signal", "nvtx_include", "host", "command", "budget", "counts")
 _active: LaunchRecorder | None = None
 _of_process: tuple[int, LaunchRecorder | None] | None = None
 """The process that asked, and its recorder: a child of fork must not use its parent's."""
@@ -145,10 +146,9 @@ class record:  # noqa: N801  (used as a function is)
         self.path = Path(path)
         self.request = Request.of(options)
         request = self.request
-        if any((request.timeout_s, request.signal, request.nvtx_include, request.host, request.command)):
-            raise UsageError(
-                "timeout_s, signal, nvtx_include, host and command are options of the command `warplens record` alone"
-            )
+        if any(getattr(request, name) for name in _OF_THE_COMMAND):
+            *most, last = _OF_THE_COMMAND
+            raise UsageError(f"{', '.join(most)} and {last} are options of the command `warplens record` alone")
         self.trace: Trace | None = None
         self.ran: dict[str, tuple[int, int]] = {}
         self.files: list[Path] = []

@@ -35,6 +35,8 @@ SLOWDOWN_NOTE: Final = 1.10
 SLOWDOWN_BAD: Final = 1.30
 """Medians of traced over clean kernel time: below the first tracing seems to help, beyond the second it is worth a
 look, beyond the third the trace is too disturbed to be believed."""
+_MOST_UNMARKED: Final = 4
+"""Lines of a kernel's list of what is not marked that are shown."""
 _HARMLESS_THROTTLES: Final = frozenset({"none", "idle", "gpu_idle"})
 _OWN_LINES: Final = frozenset({"site_never_reached", "no_end", "lost_events", "incomplete_file", "stopped"})
 
@@ -73,6 +75,7 @@ def trust_lines(trace: Trace, launch: int | None = None, *, audit_is: str = "") 
             _builds(kernel, prefix),
             *_mark_cost(kernel, prefix, _warps(trace, index)),
         ]
+    lines += _marking(manifest)
     lines += _audit(trace, audit_is)
     lines += _losses_and_problems(trace, launch)
     lines += [_clocks(manifest), _neighbours(manifest), _time_axis(trace, launch)]
@@ -124,6 +127,22 @@ def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
     brief = f"{visible(policy, limit=24)}, " if policy else ""
     brief += f"{_known(traced.get('registers'))} registers, {_known(traced.get('resident_blocks'))} resident blocks"
     return TrustLine("builds", "ok", text, brief + (f" ({prefix[:-2]})" if prefix else ""))
+
+
+def _marking(manifest: dict[str, Any]) -> list[TrustLine]:
+    """Of automatic marks: what was tried for each kernel, and what of it has none, and why."""
+    sets = {entry["name"]: entry for entry in manifest.get("site_sets") or []}
+    lines = []
+    for kernel in manifest.get("kernels") or []:
+        own = mapping(kernel.get("instrumented")).get("left_out")
+        own = entries(sets.get(kernel.get("site_set"), {}).get("left_out")) if own is None else entries(own)
+        name = str(kernel.get("name"))
+        told = [visible(str(line).removeprefix(f"{name}: "), limit=300) for line in own or []]
+        more = [f"and {len(told) - _MOST_UNMARKED} more (`warplens info --json`)"] if told[_MOST_UNMARKED:] else []
+        if told:
+            text = "; ".join([*told[:_MOST_UNMARKED], *more])
+            lines.append(TrustLine("marking", "note", f"{visible(name, limit=60)}: {text}"))
+    return lines
 
 
 def _mark_cost(kernel: dict[str, Any], prefix: str, warps: int) -> list[TrustLine]:

@@ -72,6 +72,7 @@ def sites(manifest: dict[str, Any]) -> pl.DataFrame:
     rows = [(entry["name"], site) for entry in manifest["site_sets"] for site in entry["sites"]]
     columns: dict[str, Any] = {"site": list(range(len(rows))), "site_set": [name for name, _ in rows]}
     columns |= {key: [site[key] for _, site in rows] for key in ("id", "name", "kind", "resource", "file", "line")}
+    columns["arrivals"] = [site.get("arrivals") for _, site in rows]
     return _frame(TABLES["sites"], columns)
 
 
@@ -85,9 +86,10 @@ def audit(manifest: dict[str, Any]) -> pl.DataFrame:
         base += len(entry["sites"])
     for kernel in manifest["kernels"]:
         own = (kernel.get("audit") or {}).get("columns") or {}
+        size = len(own.get("site", []))
         for name, values in columns.items():
-            values += own.get(name, [])
-        first = len(columns["site"]) - len(own.get("site", []))
+            values += own.get(name, [None] * size)
+        first = len(columns["site"]) - size
         begin = begins[kernel["site_set"]]
         columns["site"][first:] = [None if site is None else begin + site for site in columns["site"][first:]]
     return _frame(names, columns)

@@ -104,6 +104,12 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "resource": Column("String", "what it waits for or arrives at; empty for none"),
         "file": Column("String", "source file; empty when not known"),
         "line": Column("UInt32", "line; 0 when not known"),
+        "arrivals": Column(
+            "UInt32",
+            "of an mbarrier in instrumented PTX: of a wait, how many arrivals end a phase; of an arrival or an issue, "
+            "how many of them it makes; null where that is not known",
+            True,
+        ),
     },
     "problems": {
         "launch": Column("UInt32", "launch; null when it concerns the whole trace", True),
@@ -126,6 +132,12 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "outstanding_loads": Column(
             "UInt32", "loads of the kernel that are under way there; null when that depends on the path", True
         ),
+        "bulk_loads": Column(
+            "String",
+            "bulk copies into shared memory (TMA) that some way there issues behind the warp's last wait at an "
+            "mbarrier; empty for none, null when it cannot be told",
+            True,
+        ),
         "waits_on": Column("String", "what the warp waits for there and since the mark before it"),
         "finding": Column("String", "what is wrong with it; empty for nothing"),
         "severity": Column("String", "empty, note or warning"),
@@ -133,8 +145,8 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
 }
 """Column by column, in order. Rows of `spans` stand in the order launch, block, warp, sequence."""
 
-ADDED: Final = frozenset({"end_block", "end_warp"})
-"""Columns of `spans` that files of version 1.0 do not have: null there."""
+ADDED: Final = frozenset({"end_block", "end_warp", "arrivals", "bulk_loads"})
+"""Columns of `spans`, `sites` and `audit` that older files do not have: null there."""
 
 CLOCKS: Final[dict[str, Column]] = {
     "launch": _LAUNCH,

@@ -27,12 +27,19 @@ def found(trace: Any) -> Arrivals:
     return find_arrivals(trace.spans, trace.blocks, trace.launches, trace.sites)
 
 
-def trace_of(rows: list[Row], sites: list[tuple[str, str, str]]) -> Any:
-    """Spans as (warp, site, start, end, other columns), in the order of each warp's records."""
+def trace_of(rows: list[Row], sites: list[tuple[str, str, str]], arrivals: list[int | None] | None = None) -> Any:
+    """Spans as (warp, site, start, end, other columns), in the order of each warp's records.
+
+    `arrivals`: of each site, as the column; by default of none.
+    """
     spans = [{"warp": w, "site": s, "start": a, "end": b, **more} for w, s, a, b, more in rows]
     trace = fake.of_spans(spans, sites)
     warps = trace.blocks["warps"].max()
-    return replace(trace, launches=trace.launches.with_columns(warps_per_block=pl.lit(warps, pl.UInt16)))
+    return replace(
+        trace,
+        launches=trace.launches.with_columns(warps_per_block=pl.lit(warps, pl.UInt16)),
+        sites=trace.sites.with_columns(arrivals=pl.Series(arrivals or [None] * len(sites), dtype=pl.UInt32)),
+    )
 
 
 def by_span(trace: Any) -> dict[tuple[int, int], tuple[str, tuple[int, int] | None]]:
@@ -90,8 +97,14 @@ RING = [
 ]
 
 
-def ring(sites: list[tuple[str, str, str]] = RING, **more: int) -> Any:
-    """Warp 0 loads two stages by hardware, without waiting in the first round; warps 1 and 2 wait, work, set free."""
+RING_COUNTS = [1, 1, 0, 2, 1]
+
+
+def ring(sites: list[tuple[str, str, str]] = RING, counts: list[int | None] | None = None, **more: int) -> Any:
+    """Warp 0 loads two stages by hardware, without waiting in the first round; warps 1 and 2 wait, work, set free.
+
+    `counts`: arrivals of each site, by default one for "full" and one of each warp for "empty".
+    """
     rows: list[Row] = [(0, 3, 0, 1, {}), (0, 1, 2, 2, {}), (0, 2, 3, 3, {})]
     rows += [(0, 3, 4, 5, {}), (0, 1, 6, 6, {}), (0, 2, 7, 7, more)]
     for warp in (1, 2):
@@ -101,7 +114,8 @@ def ring(sites: list[tuple[str, str, str]] = RING, **more: int) -> Any:
             (warp, 0, 31, 40, {}),
             (warp, 4, 50 + warp, 50 + warp, {}),
         ]
-    return trace_of(rows, sites)
+    counts = counts or [*RING_COUNTS, *[None] * (len(sites) - len(RING_COUNTS))]
+    return trace_of(rows, sites, counts)
 
 
 def test_what_hardware_fills_came_between_its_issue_and_the_end_of_the_wait() -> None:
@@ -119,11 +133,11 @@ def test_a_wait_that_its_parity_lets_pass_gets_no_arrow_to_a_later_round() -> No
 FREED = [("empty", "wait", "mbarrier empty"), ("free", "arrive", "mbarrier empty")]
 
 
-def freed(ends: list[int], name: str = "mbarrier empty") -> Any:
+def freed(ends: list[int], name: str = "mbarrier empty", counts: tuple[int | None, int | None] = (2, 1)) -> Any:
     """Warp 0 waits from 0, 40, 80, 120 until `ends`; warps 1 and 2 set free at 30 and 32, and every 40 cycles then."""
     rows: list[Row] = [(0, 0, 40 * turn, end, {}) for turn, end in enumerate(ends)]
     rows += [(w, 1, 28 + 2 * w + 40 * turn, 28 + 2 * w + 40 * turn, {}) for w in (1, 2) for turn in range(len(ends))]
-    return trace_of(rows, [(own, kind, name) for own, kind, _ in FREED])
+    return trace_of(rows, [(own, kind, name) for own, kind, _ in FREED], [*counts])
 
 
 def test_where_a_wait_passed_before_its_round_came_each_is_for_the_phase_before() -> None:
@@ -149,7 +163,72 @@ def test_in_a_ring_of_barriers_it_is_a_turn_of_the_ring_before() -> None:
 
 def test_a_wait_that_neither_phase_explains_leaves_its_barrier_without_arrows() -> None:
     rows: list[Row] = [(0, 0, 0, 1, {}), (0, 0, 20, 31, {}), (1, 1, 32, 32, {}), (1, 1, 50, 50, {})]
-    assert set(by_span(trace_of(rows, FREED)).values()) == {("TOO_LATE", None)}  # over at 31, and freed first at 32
+    told = by_span(trace_of(rows, FREED, [1, 1]))
+    assert set(told.values()) == {("TOO_LATE", None)}  # over at 31, and freed first at 32
+
+
+@pytest.mark.parametrize(
+    ("counts", "basis"),
+    [
+        ((64, 32), "INFERRED"),  # all lanes of both warps
+        ((3, 1), "COUNT_DISAGREES"),  # another warp arrives without a mark
+        ((1, 1), "COUNT_DISAGREES"),  # two phases passed where one was counted
+        ((None, 1), "COUNT_UNKNOWN"),  # the count is no constant
+        ((2, None), "COUNT_UNKNOWN"),  # by a predicate that lanes differ in
+    ],
+)
+def test_as_many_arrivals_as_the_barrier_was_made_for_or_no_arrow(
+    counts: tuple[int | None, int | None], basis: str
+) -> None:
+    told = by_span(freed([33, 73, 113, 153], counts=counts))
+    assert told[0, 40] == (basis, (2, 72) if basis == "INFERRED" else None)
+    shifted = by_span(freed([1, 41, 81, 121], counts=counts))
+    assert shifted[0, 0] == ("OPEN", None)
+    assert shifted[0, 40] == (basis, (2, 32) if basis == "INFERRED" else None)
+
+
+def test_an_arrival_that_tells_of_bytes_counts_among_those_of_its_phase() -> None:
+    counts: list[list[int | None]] = [[1, 1, 0, 2, 1], [2, 1, 0, 2, 1], [1, 1, 1, 2, 1], [1, None, 0, 2, 1]]
+    told = [by_span(ring(counts=own))[1, 31] for own in counts]
+    assert told[0] == ("HARDWARE", (0, 7))
+    assert [basis for basis, _ in told[1:]] == ["COUNT_DISAGREES", "COUNT_DISAGREES", "COUNT_UNKNOWN"]
+
+
+def test_one_round_with_another_number_of_arrivals_takes_the_arrows_of_its_block() -> None:
+    sites = [
+        ("empty", "wait", "mbarrier empty"),
+        ("free", "arrive", "mbarrier empty"),
+        ("too", "arrive", "mbarrier empty"),
+    ]
+    rows: list[Row] = [(0, 0, 0, 33, {}), (0, 0, 40, 73, {}), (1, 1, 30, 30, {}), (1, 2, 70, 70, {})]
+    assert by_span(trace_of(rows, sites, [1, 1, 1]))[0, 0] == ("INFERRED", (1, 30))
+    assert set(by_span(trace_of(rows, sites, [1, 1, 32])).values()) == {("COUNT_DISAGREES", None)}
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ("mbarrier empty+8", "SEVERAL_NAMES"),
+        ("mbarrier empty+32", "INFERRED"),
+        ("mbarrier empty+8[]", "SEVERAL_NAMES"),
+        ("mbarrier full+8", "INFERRED"),
+    ],
+)
+def test_a_ring_of_which_a_stage_has_a_name_of_its_own_gets_no_arrows(other: str, told: str) -> None:
+    sites = [("empty", "wait", "mbarrier empty[4]"), ("free", "arrive", "mbarrier empty[4]"), ("one", "arrive", other)]
+    rows: list[Row] = [(0, 0, 0, 33, {}), (0, 0, 40, 73, {}), (1, 1, 30, 30, {}), (1, 1, 70, 70, {})]
+    assert by_span(trace_of(rows, sites, [1, 1, 1]))[0, 40][0] == told
+
+
+def test_of_rings_whose_size_is_not_known_each_ends_where_the_next_begins() -> None:
+    rows: list[Row] = [(0, 0, 0, 33, {}), (1, 1, 30, 30, {})]
+    free = ("free", "arrive", "mbarrier smem+64[]")
+    for other, told in (("+96[]", "INFERRED"), ("+96", "SEVERAL_NAMES"), ("+56", "INFERRED"), ("+72", "SEVERAL_NAMES")):
+        sites = [("empty", "wait", "mbarrier smem+64[]"), free, ("other", "wait", f"mbarrier smem{other}")]
+        assert by_span(trace_of(rows, sites, [1, 1, 1]))[0, 0][0] == told, other
+    sites = [("empty", "wait", "mbarrier smem+64[]"), free, ("next", "wait", "mbarrier smem+96[]")]
+    sites.append(("first", "wait", "mbarrier smem+96"))
+    assert by_span(trace_of(rows, sites, [1, 1, 1, 1]))[0, 0][0] == "INFERRED"
 
 
 def test_an_issue_that_is_missing_leaves_its_waits_without_an_arrow() -> None:

@@ -298,8 +298,8 @@ def test_facts_count_instructions_loads_and_the_most_in_flight_without_the_recor
     traced = section([load_x(), LOAD, own, other, USE, Ins("FADD R8, R3, R3", wait=[1], places=at(16)), end(), EXIT])
     found = audit(traced, SITES, find, clean=section([LOAD, USE, other, EXIT]))
     assert found.facts == {
-        "traced": {"instructions": 8, "loads": 2, "loads_in_flight": 2},
-        "clean": {"instructions": 4, "loads": 2, "loads_in_flight": 1},
+        "traced": {"instructions": 8, "loads": 2, "loads_in_flight": 2, "bulk_loads": 0},
+        "clean": {"instructions": 4, "loads": 2, "loads_in_flight": 1, "bulk_loads": 0},
     }
 
 

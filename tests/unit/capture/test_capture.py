@@ -153,6 +153,7 @@ def test_a_site_table_that_cannot_be_read_is_refused() -> None:
         b"load\x1dfile\x1d" + b"9" * 5000,
         b"\x1eone\x1fphase\x1dfile\x1d3",
         b"\x1ea\x1fnap\x1f\x1dfile\x1d3",
+        b"\x1ea\x1fwait\x1f\x1ff\x1f3\x1fmany\x1dfile\x1d3",
     ):
         with pytest.raises(errors.SitesError):
             modules.parse_sites("s", content)
@@ -160,10 +161,21 @@ def test_a_site_table_that_cannot_be_read_is_refused() -> None:
 
 def test_names_and_files_that_hold_what_ends_a_field_leave_the_table_whole() -> None:
     ends = ["\0", layout.SITE_SEPARATOR, layout.FIELD_SEPARATOR, layout.TAIL_SEPARATOR]
-    kind = {"kind": "phase", "resource": ""}
+    kind = {"kind": "phase", "resource": "", "arrivals": None}
     sites = [{"name": f"a{end}b", "file": f"k{end}.cu", "line": 7, **kind} for end in ends]
-    read = modules.parse_sites("s", (site_text(sites) + "\0").encode())["sites"]
+    read = modules.parse_sites("s", (site_text({"sites": sites, "left_out": []}) + "\0").encode())["sites"]
     assert [(site["name"], site["file"], site["line"]) for site in read] == [("a\ufffdb", "k\ufffd.cu", 7)] * 4
+
+
+def test_a_table_of_sites_says_how_many_arrivals_each_makes_or_nothing_as_older_ones_do() -> None:
+    site = {"name": "wait", "kind": "wait", "resource": "mbarrier a", "file": "k.cu", "line": 7}
+    sites = [site | {"arrivals": 128}, site | {"arrivals": None}]
+    text = site_text({"sites": sites, "left_out": ["call of f (k.cu:7)", "one \x1d two"]}) + "\0"
+    read = modules.parse_sites("s", text.encode())
+    assert [own["arrivals"] for own in read["sites"]] == [128, None]
+    assert read["left_out"] == ["call of f (k.cu:7)", "one \ufffd two"]
+    older = b"\x1ewait\x1fwait\x1fmbarrier a\x1fk.cu\x1f7\x1dk.cu\x1d7"
+    assert modules.parse_sites("s", older) == {"name": "s", "hash": layout.sites_hash("s"), "sites": [site | {"id": 1}]}
 
 
 def test_without_the_bindings_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

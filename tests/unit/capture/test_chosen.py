@@ -76,6 +76,46 @@ def test_a_complaint_that_the_clean_build_has_not_is_as_bad_as_a_spill(code: str
     assert same.lines == []
 
 
+SPECIALISED = MODULE.replace("bar.sync 0; ret;", "setmaxnreg.dec.sync.aligned.u32 24; bar.sync 0; ret;")
+
+
+def test_what_ptxas_says_without_a_name_is_laid_to_kernels_that_can_be_meant() -> None:
+    says = "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine ...\n"
+    fine = log(32) + log(20, name="other")
+    found = choose(SPECIALISED, Selection(), Assembler(fine, says + fine, fine))
+    assert found.lines == [
+        "one: the marks asked for: ptxas says C7508",
+        "one: it gets the marks asked for, on fewer blocks",
+    ]
+    assert choose(SPECIALISED, Selection(), Assembler(says + fine)).lines == []  # the clean build has it too
+    found = choose(MODULE, Selection(), Assembler(fine, says + fine, fine))  # nobody can be meant: it may be anyone
+    assert {line.partition(":")[0] for line in found.lines} == {"one", "other"}
+
+
+def test_a_kernel_with_setmaxnreg_is_given_no_limit_of_registers() -> None:
+    assembler = Assembler(log(32), log(40), log(40), log(40), log(32))
+    found = choose(SPECIALISED, Selection(), assembler, kernels="one")
+    assert not any(".maxnreg" in text for text in assembler.texts)
+    assert found.lines[-1] == "one: it gets the marks asked for, on fewer blocks"
+
+
+def test_too_few_registers_for_an_instruction_is_a_mode_that_fails_and_no_failure() -> None:
+    fatal = "ptxas fatal   : (C7602) Insufficient registers (24) to compile instruction at line 9 in function one. Try"
+    answers = [log(32), fatal, log(32)]
+
+    def assemble(_: str) -> str:
+        answer = answers.pop(0)
+        if "fatal" in answer:
+            raise PtxError(answer)
+        return answer
+
+    found = choose(MODULE, Selection(), assemble, kernels="one")
+    assert found.lines == [
+        "one: the marks asked for: ptxas says C7602",
+        "one: it gets the marks asked for, 32 registers at most",
+    ]
+
+
 def test_for_as_many_blocks_on_an_sm_registers_are_limited_and_if_that_spills_there_are_fewer() -> None:
     assembler = Assembler(log(32), log(40), log(32))
     found = choose(MODULE, Selection(), assembler, kernels="one")

@@ -77,6 +77,12 @@ def test_what_is_not_utf_8_arrives_or_is_replaced_where_the_trace_shows_it() -> 
     )
 
 
+def test_a_budget_arrives_with_its_counts() -> None:
+    asked = from_text(to_text(Request(budget="25%", counts="/folder/counts"), "/x"))
+    assert asked is not None
+    assert (asked.request.budget, asked.request.counts) == ("25%", "/folder/counts")
+
+
 def test_grids_may_leave_out_their_last_sizes() -> None:
     assert Request(grids=(528, (64, 8))).grids == ((528, 1, 1), (64, 8, 1))  # type: ignore[arg-type]
 
@@ -107,6 +113,9 @@ def test_a_text_of_others_asks_for_nothing(text: str) -> None:
         ({"grids": ((1, 0),)}, "one to three sizes"),
         ({"policy": "fast"}, "expected one of auto, packed"),
         ({"signal": "KILL"}, "expected one of None, USR1"),
+        ({"budget": "25%"}, "both are needed"),
+        ({"counts": "run.wlens"}, "both are needed"),
+        ({"budget": "much", "counts": "run.wlens"}, "events a launch"),
         ({"nothing": 1}, "unknown option"),
     ],
 )

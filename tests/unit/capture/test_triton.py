@@ -220,46 +220,6 @@ def test_where_ptxas_refuses_marks_the_kernel_runs_as_it_is(monkeypatch: pytest.
         assert loaded() == (WAITS, WAITS)
 
 
-def test_marks_that_spill_give_way_to_fewer_and_in_the_end_to_none(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    del fake
-    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda own: (40, 8 * own.count(b"wait barrier 0")))
-    monkeypatch.setattr(triton_builds, "instrument", instrument_stand_in)
-    with pytest.warns(TritonWarning, match="k has no registers for all of its marks"), TritonCapture():
-        fewer, _ = loaded()
-    assert fewer.startswith("// off ()")
-    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda own: (40, 8 * (b"//" in own)))
-    with pytest.warns(TritonWarning, match="k is not marked: its registers would spill"), TritonCapture():
-        none, _ = loaded()
-    assert none == WAITS
-
-
-def instrument_stand_in(text: str, selection: Selection, *, most_registers: int | None = None) -> Any:
-    """Says in the text what was asked for."""
-    waits = "" if selection.kinds == () else "wait barrier 0"
-    head = f"// {selection.level} {selection.kinds} {waits} {most_registers}\n"
-    return SimpleNamespace(text=head + text, kernels=[])
-
-
-@pytest.mark.usefixtures("fake")
-def test_marks_that_leave_fewer_blocks_are_tried_with_fewer_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """256 threads: six blocks with 40 registers, four with 50."""
-    text = WAITS.replace(".visible .entry k(.param .u32 n)", ".visible .entry k(.param .u32 n)\n.reqntid 256")
-    registers = {True: 40, False: 50}
-    monkeypatch.setattr(
-        triton_builds,
-        "registers_and_frame",
-        lambda own: (40 if b"warplens" not in own else registers[b".maxnreg 40" in own], 0),
-    )
-    with TritonCapture() as capture:
-        limited, _ = loaded(text)
-    assert ".maxnreg 40" in limited
-    assert capture.notes == []
-    registers[True] = 50
-    with pytest.warns(TritonWarning, match="its marks leave 4 blocks on an SM instead of 6"), TritonCapture():
-        wide, _ = loaded(text)
-    assert ".maxnreg" not in wide
-
-
 @pytest.mark.usefixtures("roomy")
 def test_what_an_autotuner_tries_runs_clean_and_compiles_as_without_recording(fake: Fake) -> None:
     tried, chosen = CompiledKernel(), CompiledKernel()
@@ -451,6 +411,16 @@ def test_grids_and_a_switch_choose_launches_too(tmp_path: Path, monkeypatch: pyt
         kernel.launch_metadata((4, 1, 1), 7)
         capture._gpu = None
     assert [own[1] for own in capture._launches] == [(4,)]
+
+
+def test_a_budget_goes_by_the_counts_that_record_left(tmp_path: Path) -> None:
+    (tmp_path / "counts").write_text('{"k": [2, {"ptx:8 wait barrier 0": 10}]}', encoding="utf-8")
+    asked: Any = SimpleNamespace(request=Request(budget="3", counts=str(tmp_path / "counts")), folder="/f")
+    asked.host = asked.command = None
+    own = PythonOptions.of(asked)
+    assert own.selection.budget is not None
+    assert own.selection.budget.of_kernel("k") == {"ptx:8 wait barrier 0": 5.0}
+    assert own.key != PythonOptions().key
 
 
 def test_what_record_asks_for_and_triton_has_not_is_named() -> None:

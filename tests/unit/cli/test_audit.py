@@ -83,6 +83,17 @@ def test_json_holds_the_same_rows_with_the_names_of_their_sites(recorded: Path) 
     assert kernel["facts"]["clean"]["instructions"] == 192
 
 
+def test_bulk_loads_stand_beside_the_loads_under_way(tmp_path: Path) -> None:
+    recording = synthesis.fake_recording()
+    facts = {"traced": {"instructions": 9, "loads": 0, "bulk_loads": 2}, "clean": None}
+    columns = COLUMNS | {"bulk_loads": ["2 UTMALDG line 13", "", None]}
+    recording.manifest["kernels"][0]["audit"] = {"columns": columns, "facts": facts, "not_audited": None}
+    Trace.from_recording(recording).save(tmp_path / "run.wlens")
+    result = run("audit", tmp_path / "run.wlens")
+    assert "0 and 2 UTMALDG line 13" in " ".join(result.stdout.split())
+    assert "loads 0, bulk loads 2" in result.stdout
+
+
 def test_a_trace_from_before_there_was_an_audit_says_so(tmp_path: Path) -> None:
     Trace.from_recording(synthesis.fake_recording()).save(tmp_path / "old.wlens")
     result = run("audit", tmp_path / "old.wlens")
@@ -100,7 +111,12 @@ def test_a_kernel_of_a_cubin_is_audited_and_compared(cubin: Path) -> None:
         ("use", 4, 1),
     ]
     assert "1 load of line 3 is still under way" in kernel["rows"][0]["finding"]
-    assert kernel["facts"]["clean"] == {"instructions": 2, "loads": 1, "loads_in_flight": 1}
+    assert kernel["facts"]["clean"] == {
+        "instructions": 2,
+        "loads": 1,
+        "loads_in_flight": 1,
+        "bulk_loads": 0,
+    }
 
 
 @pytest.mark.parametrize(

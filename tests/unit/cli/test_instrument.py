@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.unit.instrument import test_thin as thin
 from tests.unit.instrument.test_read import SMALL
+from tests.unit.instrument.test_recorder import run as run_on_cpu
 from warplens.cli import main
 
 BARRIER = SMALL.replace("\tret;", "\tbar.sync 0;\n\tst.global.u32 [%r1], 1;\n\tret;")
@@ -84,3 +86,36 @@ def test_a_file_that_is_there_is_written_over_with_f_alone(ptx: Path) -> None:
     assert run("instrument", ptx, "-o", out, "-f").exit_code == 0
     assert b"warplens_sites_k" in out.read_bytes()
     assert run("instrument", ptx, "-o", ptx, "-f").exit_code == 2
+
+
+def test_functions_that_a_kernel_calls_are_named_as_not_marked(ptx: Path) -> None:
+    function = ".func f() { bar.sync 1; ret; }\n.visible .entry"
+    ptx.write_text(BARRIER.replace(".visible .entry", function).replace("\tbar.sync 0;", "\tcall f;"))
+    out = ptx.with_name("b.ptx")
+    told = "call of f (ptx:9): what it does is not marked, 1 wait among it"
+    assert f"note: {told}" in run("instrument", ptx, "-o", out).output
+    done = run("instrument", ptx, "-o", out, "-f", "--json")
+    assert json.loads(done.stdout)["kernels"][0]["left_out"] == [told]
+
+
+def test_with_counts_of_a_first_run_events_stand_beside_sites_and_a_budget_is_kept(tmp_path: Path) -> None:
+    first, ptx, out = tmp_path / "run.wlens", tmp_path / "k.ptx", tmp_path / "b.ptx"
+    run_on_cpu(thin.KERNEL, turns=thin.TURNS).trace.save(first)
+    ptx.write_text(thin.KERNEL)
+    done = run("instrument", ptx, "-o", out, "--budget", "50", "--counts", first)
+    assert done.exit_code == 0, done.output
+    assert "events a launch, first run" in done.output
+    assert "left out for the budget: ptx:15 wait barrier 1: 20 events a launch" in done.output
+    assert "50 of 110 events a launch stay" in done.output
+    done = run("instrument", ptx, "-o", out, "-f", "--json", "--budget", "50", "--counts", first)
+    events = {site["name"]: site["events"] for site in json.loads(done.stdout)["kernels"][0]["sites"]}
+    assert (events[thin.TWO], events[thin.FIRST]) == (20, 2)
+    for arguments, words in (
+        (("--budget", "5"), "--budget without --counts"),
+        (("--counts", first), "--counts without --budget"),
+        (("--budget", "lots", "--counts", first), "expected a part of the first run's events"),
+        (("--budget", "5", "--counts", ptx), "k.ptx"),
+    ):
+        failed = run("instrument", ptx, "-o", out, "-f", *arguments)
+        assert failed.exit_code in (2, 3)
+        assert words in failed.output

@@ -52,6 +52,20 @@ def test_a_file_that_is_there_is_not_written_over_unasked(tmp_path: Path) -> Non
     assert (tmp_path / "run.wlens").read_text(encoding="utf-8") == "mine"
 
 
+def test_events_of_a_first_run_reach_the_program_that_may_not_read_traces(tmp_path: Path) -> None:
+    recording(tmp_path)
+    read = "import os, urllib.parse as p; d = p.parse_qs(os.environ['WARPLENS_RECORD']); "
+    read += "print(d['budget'][0], open(d['counts'][0]).read())"
+    options = ["--budget", "25%", "--counts", "made.wlens"]
+    done = warplens(tmp_path, "record", *options, "--", sys.executable, "-S", "-c", read)
+    assert done.stdout.startswith('25% {"rmsnorm": [1, {"'), done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made.wlens"]
+    done = warplens(tmp_path, "record", "--budget", "25%", "--", "true")
+    assert (done.returncode, "--budget without --counts" in done.stderr) == (2, True)
+    done = warplens(tmp_path, "record", *options[:3], "no.wlens", "--", "sh", "-c", "echo ran")
+    assert (done.returncode, done.stdout) == (3, "")
+
+
 def recording(place: Path, **process: object) -> Path:
     """A file as a recorded process leaves it."""
     made = fake_recording(blocks=2, warps=1, sms=1)

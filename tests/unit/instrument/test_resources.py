@@ -81,3 +81,72 @@ def test_copies_for_two_barriers_in_a_row_are_two_issues() -> None:
 def test_two_variables_of_one_name_keep_their_whole_names() -> None:
     text = "mbarrier.arrive.shared.b64 _, [_ZZ1kPfE5empty];\n\tmbarrier.arrive.shared.b64 _, [_ZZ1jPfE5empty];"
     assert sites(text) == [("arrive", "mbarrier empty"), ("arrive", "mbarrier _ZZ1jPfE5empty")]
+
+
+def arrivals(body: str) -> list[tuple[str, int | None]]:
+    """Kind and arrivals of what is marked but for begin and barrier."""
+    (kernel,) = instrument(KERNEL.format(body=body), Selection("all")).kernels
+    assert kernel.site_set is not None
+    found = [(site["kind"], site["arrivals"]) for site in kernel.site_set["sites"] if site["kind"] != "phase"]
+    return found[:-1]
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("mbarrier.arrive.shared.b64 _, [%r2];", 32),
+        ("mbarrier.arrive.shared.b64 _, [%r2], 2;", 64),
+        ("mbarrier.arrive.shared.b64 _, [%r2], %r1;", None),
+        ("mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 4096;", None),  # what brings the bytes is not marked
+        ("mbarrier.arrive_drop.shared.b64 _, [%r2];", None),
+        ("@%p1 mbarrier.arrive.shared.b64 _, [%r2];", None),  # a warp has lanes below and above 40
+        ("setp.eq.s32 %p2, %r1, 32;\n\t@%p2 mbarrier.arrive.shared.b64 _, [%r2];", 1),  # from any lane
+        ("elect.sync %r7|%p2, -1;\n\t@%p2 mbarrier.arrive.shared.b64 _, [%r2];", 1),
+        ("setp.lt.u32 %p2, %r1, 64;\n\t@%p2 mbarrier.arrive.shared.b64 _, [%r2];", 32),  # whole warps
+        ("@%p1 ret;\n\tmbarrier.arrive.shared.b64 _, [%r2];", None),
+        ("cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];", 32),
+        ("cp.async.mbarrier.arrive.shared.b64 [%r2];", 0),  # expects one more as it is asked for
+        (f"{COPY} [%r4], [%rd1], 64, [%r2];", 0),
+        ("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r2];", 32),
+    ],
+)
+def test_how_many_arrivals_a_warp_makes(body: str, found: int | None) -> None:
+    assert [own for _, own in arrivals(body)] == [found]
+
+
+def test_an_arrival_that_announces_bytes_is_counted_where_what_brings_them_is_marked() -> None:
+    expect = "mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 64;"
+    assert arrivals(f"{expect}\n\t{COPY} [%r4], [%rd1], 64, [%r2];") == [("arrive", 32), ("mark", 0)]
+    assert arrivals(f"{expect}\n\t{COPY} [%r4], [%rd1], 64, [%r3];") == [("arrive", None), ("mark", 0)]
+
+
+def test_a_run_of_issues_makes_the_arrivals_of_all() -> None:
+    issue = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];"
+    assert arrivals(f"{issue}\n\t{issue}") == [("mark", 64)]
+    assert arrivals(f"{issue}\n\t@%p1 {issue}") == [("mark", None)]
+
+
+@pytest.mark.parametrize(
+    ("made", "wait", "found"),
+    [
+        ("mbarrier.init.shared.b64 [%r2], 3;", "[%r2]", 3),
+        ("mov.u32 %r6, 5;\n\tmbarrier.init.shared.b64 [%r2], %r6;", "[%r2]", 5),
+        ("mbarrier.init.shared.b64 [%r2], %r1;", "[%r2]", None),
+        ("mbarrier.init.shared.b64 [%r3], 3;\n\tmbarrier.init.shared.b64 [%r3+8], 1;", "[%r3+8]", 1),
+        ("mbarrier.init.shared.b64 [%r3], 3;\n\tmbarrier.init.shared.b64 [%r3+8], 1;", "[%r5]", None),
+        ("mbarrier.init.shared.b64 [%r3], 3;\n\tmbarrier.init.shared.b64 [%r3+8], 3;", "[%r5]", 3),
+        ("mbarrier.init.shared.b64 [%r3], 3;\n\tmbarrier.init.shared.b64 [%r2], 1;", "[%r5]", 3),
+        ("mbarrier.init.shared.b64 [%r2], 3;\n\tmbarrier.init.shared.b64 [%r4], 1;", "[%r2]", None),  # anywhere
+        ("mbarrier.init.shared.b64 [%r2], 3;\n\tmbarrier.arrive_drop.shared.b64 _, [%r2];", "[%r2]", None),
+        ("mbarrier.init.shared.b64 [%r2], 3;\n\tmbarrier.init.shared.b64 [%r2], 4;", "[%r2]", None),  # made anew
+        ("", "[%r2]", None),
+    ],
+)
+def test_how_many_arrivals_a_wait_is_for(made: str, wait: str, found: int | None) -> None:
+    body = f"{made}\n$ask:\n\tmbarrier.try_wait.parity.shared.b64 %p2, {wait}, %r1;\n\t@!%p2 bra $ask;"
+    assert [own for kind, own in arrivals(body) if kind == "wait"] == [found]
+    (kernel,) = instrument(KERNEL.format(body=body), Selection("all")).kernels
+    told = "1 waits at mbarriers get no arrows: how many arrivals end a phase is not known"
+    assert (told in kernel.left_out) == (found is None)
+    (kernel,) = instrument(KERNEL.format(body=body)).kernels
+    assert told not in kernel.left_out  # no arrival is marked at this level

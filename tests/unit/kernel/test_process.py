@@ -201,6 +201,6 @@ def test_a_recording_that_cannot_be_written_is_told(tmp_path: Path, capsys: pyte
 def test_what_is_not_marked_is_listed_as_far_as_it_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     _tell_left_out([{"remarks": [f"k: {number} waits not marked" for number in range(40)]}])
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "not marked: k: 0 waits not marked"
-    assert lines[-1] == "not marked: 10 more, in the traces' manifests"
+    assert lines[0] == "marks: k: 0 waits not marked"
+    assert lines[-1] == "marks: 10 more lines, in the traces' manifests"
     assert len(lines) == 31

@@ -204,8 +204,8 @@ def sites(rows: list[tuple[str, str]] | None = None) -> pl.DataFrame:
         "name": pl.String,
         "kind": pl.String,
     }
-    schema |= {"resource": pl.String, "file": pl.String, "line": pl.UInt32}
-    data = [(i, "rmsnorm", i + 1, n, k, "", "rmsnorm.cu", 10 + i) for i, (n, k) in enumerate(rows)]
+    schema |= {"resource": pl.String, "file": pl.String, "line": pl.UInt32, "arrivals": pl.UInt32}
+    data = [(i, "rmsnorm", i + 1, n, k, "", "rmsnorm.cu", 10 + i, None) for i, (n, k) in enumerate(rows)]
     return pl.DataFrame(data, schema=schema, orient="row")
 
 

@@ -1,4 +1,5 @@
-"""What the summary says about the audit of the marks: one line, with the worst finding and the command for all."""
+"""What the summary says about marks: of their audit one line, with the worst finding and the command for all; and what
+automatic marks left out."""
 
 from __future__ import annotations
 
@@ -51,3 +52,19 @@ def test_hostile_names_and_findings_are_shown_as_text() -> None:
     (line,) = marks([WARNING | {"finding": "\x1b[31mred\n"}])
     assert "\x1b" not in line.text
     assert "\n" not in line.text
+
+
+def test_what_automatic_marks_left_out_is_told_for_each_kernel() -> None:
+    facts = fake.manifest()
+    own = ["k: call of f (k.cu:7): what it does is not marked", *(f"{n} waits not marked: \x1b[1m" for n in range(4))]
+    facts["kernels"][0] |= {"name": "k", "instrumented": {"left_out": own}}  # of Triton
+    facts["kernels"].append(facts["kernels"][0] | {"name": "other", "instrumented": None, "site_set": "other"})
+    facts["kernels"].append(facts["kernels"][0] | {"name": "by_hand", "instrumented": None})
+    facts["site_sets"] = [{"name": "rmsnorm"}, {"name": "other", "left_out": ["call of g (k.cu:9)"]}]
+    trace = replace(fake.rmsnorm(warps=2, blocks=2), manifest=facts)
+    lines = [line for line in trust_lines(trace) if line.label == "marking"]
+    assert [line.level for line in lines] == ["note", "note"]
+    assert lines[0].text.startswith("k: call of f (k.cu:7): what it does is not marked; 0 waits not marked: ")
+    assert lines[0].text.endswith("and 1 more (`warplens info --json`)")
+    assert "\x1b" not in lines[0].text
+    assert lines[1].text == "other: call of g (k.cu:9)"

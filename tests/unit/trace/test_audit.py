@@ -48,6 +48,15 @@ def test_the_audit_is_a_table_whose_sites_are_rows_of_the_table_of_sites(tmp_pat
     assert open_trace(tmp_path / "a.wlens").audit.equals(trace.audit)
 
 
+def test_a_file_whose_audit_tells_nothing_of_bulk_loads_has_nulls_there() -> None:
+    assert Trace.from_recording(audited()).audit["bulk_loads"].to_list() == [None] * 3
+    newer = Trace.from_recording(audited(bulk_loads=["UTMALDG line 12", "", None]))
+    assert newer.audit["bulk_loads"].to_list() == ["UTMALDG line 12", "", None]
+    for wrong in (["", ""], [1, "", ""]):
+        with pytest.raises(FormatError, match="columns"):
+            Trace.from_recording(audited(bulk_loads=wrong))
+
+
 def test_sites_of_a_second_set_count_behind_those_of_the_first() -> None:
     recording = audited()
     sets = recording.manifest["site_sets"]

@@ -32,6 +32,9 @@ const WITHHELD = /** @type {Record<string, string>} */ ({
   OUTSIDE: "the arrival is not in the part of the trace that this page shows",
   OPEN: "its parity let it pass: nothing had to arrive",
   REMOTE: "other blocks of the cluster arrive there too, and only this block's warps are counted",
+  COUNT_UNKNOWN: "how many arrivals end a phase of this barrier, or how many the marks tell of, is not known",
+  SEVERAL_NAMES: "other marks may mean this barrier by another name: a stage of a ring, or the ring",
+  COUNT_DISAGREES: "the marks tell of more or fewer arrivals than end a phase of this barrier",
   TOO_LATE: "the last arrival of its round came after it was over",
 });
 

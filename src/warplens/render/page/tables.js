@@ -186,7 +186,9 @@ export function fillAudit(facts, chosen) {
         element("td", row.verb || "-"),
         element("td", null, {}, [isolated(row.file ? `${row.file}:${row.line}` : "-")]),
         element("td", row.address === null ? "-" : `0x${row.address.toString(16)}`, { class: "number" }),
-        element("td", grouped(row.outstanding_loads), { class: "number" }),
+        element("td", grouped(row.outstanding_loads) + (row.bulk_loads ? ` and ${row.bulk_loads}` : ""), {
+          class: "number",
+        }),
         element("td", row.waits_on || "-"),
         element("td", row.finding || "-"),
       ]),

@@ -249,7 +249,7 @@ inline bool is_automatic(const char* text) {
   unsigned fields = 1;
   for (const char* at = text; *at != '\0' && *at != '\x1d' && (at == text || *at != '\x1e'); ++at)
     fields += *at == '\x1f';
-  return *text == '\x1e' && fields == 5;
+  return *text == '\x1e' && fields >= 5;
 }
 
 // Whether there are marks of `warplens nvcc` in this process.
@@ -276,16 +276,20 @@ inline std::string site_set_entry(const SiteSet& set) {
   unsigned id = 0;
   for (const std::string& row : split(is_long ? parts[0].substr(1) : parts[0], is_long ? '\x1e' : ',')) {
     const auto fields = is_long ? split(row, '\x1f') : std::vector<std::string>{trimmed(row), "phase", ""};
-    if ((fields.size() != 3 && fields.size() != 5) || fields[0].empty()) continue;
-    const bool placed = fields.size() == 5;
+    if ((fields.size() != 3 && fields.size() != 5 && fields.size() != 6) || fields[0].empty()) continue;
+    const bool placed = fields.size() > 3;
     const std::string file = placed ? fields[3] : parts.size() > 1 ? parts[1] : "";
     const std::string line = placed ? fields[4] : parts.size() > 2 ? parts[2] : "0";
     sites += std::string(sites.empty() ? "" : ",") + "{\"id\":" + std::to_string(++id) +
              ",\"name\":" + json_text(fields[0]) + ",\"kind\":" + json_text(fields[1]) +
-             ",\"resource\":" + json_text(fields[2]) + ",\"file\":" + json_text(file) + ",\"line\":" + line + "}";
+             ",\"resource\":" + json_text(fields[2]) + ",\"file\":" + json_text(file) + ",\"line\":" + line;
+    if (fields.size() == 6) sites += ",\"arrivals\":" + (fields[5].empty() ? "null" : fields[5]);
+    sites += "}";
   }
+  std::string left_out;  // what `warplens nvcc` did not mark
+  for (std::size_t n = 3; n < parts.size(); ++n) left_out += (n > 3 ? "," : "") + json_text(parts[n]);
   return "{\"name\":" + json_text(set.name) + ",\"hash\":" + std::to_string(hash_of(set.name)) + ",\"sites\":[" +
-         sites + "]}";
+         sites + "]" + (is_automatic(set.text) ? ",\"left_out\":[" + left_out + "]" : "") + "}";
 }
 
 // What the program asked for one build holds for the other.

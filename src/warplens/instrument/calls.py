@@ -1,0 +1,76 @@
+"""What a kernel calls: functions get no marks, and here is said which they are, from where they are called, and how
+often they wait.
+
+In: a `Flow`. Out: lines. A function that is declared alone, or called through a pointer, may do anything.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from warplens.instrument.flow import Flow, Instruction
+from warplens.instrument.read import file_name
+from warplens.instrument.waits import Waits
+
+_CALLED: Final = re.compile(r"(?:\([^()]*\)\s*,\s*)?([\w$%.]+)")
+_MOST_LINES: Final = 16
+_MOST_PLACES: Final = 6
+_POINTER: Final = "through a pointer"
+
+
+def unmarked_calls(flow: Flow) -> list[str]:
+    """A line for each function that the kernel calls itself: "_Z3addv (k.cu:7, 9): what it does is not marked, ..."."""
+    places: dict[str, dict[str, None]] = {}
+    for own in flow.code:
+        if own.name == "call":
+            places.setdefault(_called(own), {})[_place(flow, own)] = None
+    lines = [_line(flow, name, list(where)) for name, where in places.items()]
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"{more} more functions are called: none is marked"]
+
+
+def _line(flow: Flow, name: str, where: list[str]) -> str:
+    shown = ", ".join(where[:_MOST_PLACES]) + (f" and {len(where) - _MOST_PLACES} more" if where[_MOST_PLACES:] else "")
+    if name == _POINTER:
+        return f"call {_POINTER} ({shown}): what is called there is not marked"
+    if all(own.name != name for own in flow.module.functions):
+        return f"call of {name} ({shown}): it stands in another module and is not marked"
+    waits, unknown = _waits(flow, name)
+    holds = [f"{waits} wait{'s' if waits > 1 else ''} among it"] if waits else []
+    holds += ["nor what it calls in other modules"] if unknown else []
+    return ", ".join([f"call of {name} ({shown}): what it does is not marked", *holds])
+
+
+def _waits(flow: Flow, name: str) -> tuple[int, bool]:
+    """Waits in a function of the module and in those that it calls; whether it calls what is not in it."""
+    functions = {own.name: own for own in flow.module.functions}
+    seen: set[str] = set()
+    pending = [name]
+    waits, unknown = 0, False
+    while pending:
+        called = pending.pop()
+        if called in seen:
+            continue
+        seen.add(called)
+        if called not in functions:
+            unknown = True
+            continue
+        own = Flow(flow.module, functions[called])
+        if own.code:
+            waits += len(Waits(own).waits)
+            pending += [_called(call) for call in own.code if call.name == "call"]
+    return waits, unknown
+
+
+def _called(own: Instruction) -> str:
+    found = _CALLED.match(own.operands)
+    return _POINTER if found is None or found[1].startswith("%") else found[1]
+
+
+def _place(flow: Flow, own: Instruction) -> str:
+    number, line, _ = own.place
+    file = file_name(flow.module.files.get(number, "")) if line else ""
+    if file:
+        return f"{file}:{line}"
+    return f"ptx:{flow.module.line(flow.module.statements[own.statement].start)}"
