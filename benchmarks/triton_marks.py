@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ptx"))
 import triton_kernels as kernels
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from warplens.capture.triton import TritonCapture, TritonOptions
+from warplens.capture.python import PythonOptions
+from warplens.capture.triton import TritonCapture
 from warplens.instrument import Selection
 from warplens.instrument.recorder import Recorder
 from warplens.trace import Trace
@@ -106,14 +107,14 @@ CASES: dict[str, Callable[[], Case]] = {
     "matmul_tma": lambda: matmul_tma(4096),
     "attention": lambda: attention(64, 4096),
 }
-BUILDS: dict[str, TritonOptions] = {
-    "coarse": TritonOptions(selection=Selection("coarse"), capacity_bytes=1 << 30),
-    "waits": TritonOptions(capacity_bytes=1 << 30),
-    "all": TritonOptions(selection=Selection("all"), capacity_bytes=1 << 30),
+BUILDS: dict[str, PythonOptions] = {
+    "coarse": PythonOptions(selection=Selection("coarse"), capacity_bytes=1 << 30),
+    "waits": PythonOptions(capacity_bytes=1 << 30),
+    "all": PythonOptions(selection=Selection("all"), capacity_bytes=1 << 30),
     # Selections that take every site too, and so mark alike, but are kept apart in Triton's caches.
-    "waits, large slabs": TritonOptions(selection=Selection(sites="(?:)"), capacity_bytes=1 << 30, slab_chunks=64),
-    "waits, switched off": TritonOptions(selection=Selection(sites="(?:)?"), capacity_bytes=1 << 30),
-    "waits, unsettled": TritonOptions(selection=Selection(sites="(?:)*"), capacity_bytes=1 << 30),
+    "waits, large slabs": PythonOptions(selection=Selection(sites="(?:)"), capacity_bytes=1 << 30, slab_chunks=64),
+    "waits, switched off": PythonOptions(selection=Selection(sites="(?:)?"), capacity_bytes=1 << 30),
+    "waits, unsettled": PythonOptions(selection=Selection(sites="(?:)*"), capacity_bytes=1 << 30),
 }
 
 
@@ -121,7 +122,7 @@ def unsettled(run: Callable[[], Any]) -> Any:
     """With marks that do not wait for a barrier to take effect: what that wait costs."""
     settle = Recorder.settle
 
-    def nothing(_: Recorder) -> list[str]:
+    def nothing(_: Recorder, together: bool) -> list[str]:  # noqa: ARG001  (as settle has it)
         return []
 
     Recorder.settle = nothing  # type: ignore[method-assign]
@@ -185,8 +186,7 @@ def prepare(case: Case) -> tuple[list[Variant], dict[str, Any]]:
             "identical": bool(torch.equal(expected.view(torch.int16), case.out.view(torch.int16))),
             "notes": capture.notes,
         }
-        while capture._undo:
-            capture._undo.pop()()
+        capture.put_back()
         variants.append(Variant(name, launch, capture))
     return variants, facts
 
@@ -224,7 +224,7 @@ def ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 def recorded(case: Case, folder: Path | None) -> dict[str, Any]:
     """A trace of two launches, and what it says of itself."""
-    with TritonCapture(TritonOptions(selection=Selection("all"))) as capture:
+    with TritonCapture(PythonOptions(selection=Selection("all"))) as capture:
         for _ in range(2):
             case.launch()
     recording = capture.recording()

@@ -34,7 +34,8 @@ import triton.profiler as proton
 import triton_proton_kernels as kernels
 from triton_marks import Case, bound, noise, nvidia_smi
 
-from warplens.capture.triton import TritonCapture, TritonOptions
+from warplens.capture.python import PythonOptions
+from warplens.capture.triton import TritonCapture
 from warplens.instrument import Selection
 from warplens.trace import Trace
 
@@ -150,7 +151,7 @@ def proton_variant(compared: Compared, name: str, mode: str, folder: Path) -> Va
 
 def warplens_variant(compared: Compared, name: str, selection: Selection, folder: Path) -> Variant:
     """warplens at the sites of a selection; what a launch leaves in its file is counted first."""
-    case, options = compared.case, TritonOptions(selection=selection, capacity_bytes=2 << 30)
+    case, options = compared.case, PythonOptions(selection=selection, capacity_bytes=2 << 30)
     path, facts = folder / "whole.wlens", dict[str, Any](level=selection.level, sites=selection.sites)
     own: list[Any] = []
     capture = TritonCapture(options)
@@ -158,8 +159,7 @@ def warplens_variant(compared: Compared, name: str, selection: Selection, folder
     launch = bound(case, own)
     facts |= {"registers": own[0].n_regs, "spills": own[0].n_spills, "shared_bytes": own[0].metadata.shared}
     facts["notes"] = capture.notes
-    while capture._undo:
-        capture._undo.pop()()
+    capture.put_back()
     begin_s = time.monotonic()
     with TritonCapture(options) as whole:
         case.launch()

@@ -110,7 +110,7 @@ def recorded(chunks: np.ndarray, code_bits: int) -> dict[int, list[int]]:
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     items=st.lists(st.sampled_from(list(ITEMS)), min_size=1, max_size=9),
     turns=st.integers(1, 12),
