@@ -43,9 +43,7 @@ def test_a_hopper_matmul_gives_the_same_bits_and_tells_what_its_warps_wait_for(f
     assert output([*command, "--rounds", "0", "--", str(folder / "marked")], tmp_path) == clean
     trace = warplens.open(tmp_path / "run.wlens")
     assert trace.launches.height == 2
-    grave = trace.problems.filter(trace.problems["severity"].is_in(["loss", "error"]))
-    # Under the load of a matmul the clock of some SMs falls by a tenth within the launch, which is told.
-    assert set(grave["kind"]) <= {"clock_disagrees"}, grave
+    assert not trace.problems["severity"].is_in(["loss", "error"]).any(), trace.problems
     assert trace.manifest["kernels"][0]["policy"] == "stream"
     named = dict(zip(trace.sites["resource"], trace.sites["site"], strict=True))
     spans = trace.spans.filter(trace.spans["launch"] == 0)

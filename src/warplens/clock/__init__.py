@@ -257,7 +257,7 @@ def _reject_fine(pairs: Pairs, rest: F64, slack: F64, size: int, problems: list[
     count = int((off & ~many[pairs.sm]).sum()) + pairs.rejected
     if many.any():
         text = f"{many.sum()} SMs have clock pairs that no line joins: their clock changed during the launch"
-        problems.append(ClockProblem("clock_disagrees", int(many.sum()), "error", text))
+        problems.append(ClockProblem("clock_disagrees", int(many.sum()), "note", text))
     if count:
         text = f"{count} of {len(pairs.sm)} clock pairs lie off the line of their SM by more than a reading can"
         problems.append(ClockProblem("clock_disagrees", count, "note", text))
