@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from warplens.clock.chords import Chords, chords
 from warplens.clock.pairs import (
     F64,
     GROSS_RATE_ERROR,
@@ -31,9 +32,11 @@ from warplens.clock.rates import Rates, find_rates
 
 __all__ = [
     "DEFAULT_STEP_NS",
+    "Chords",
     "ClockMap",
     "ClockProblem",
     "begins",
+    "chords",
     "cycles_to_ns",
     "fit",
     "int64",
@@ -71,6 +74,8 @@ class ClockMap:
     uncertainty_ns: float
     """Worst error of a time against the time of another SM, over the SMs and the span of the pairs."""
     problems: list[ClockProblem] = field(default_factory=list)
+    changed: bool = False
+    """Whether an SM's clock changed within the launch by more than its line can follow."""
 
     def to_ns(self, sm: npt.ArrayLike, cycles: npt.ArrayLike) -> I64:
         """Nanoseconds of globaltimer (int64) for clock64 values `cycles` (int64 or uint64) read on `sm`."""
@@ -214,20 +219,16 @@ def _offsets(pairs: Pairs, rates: Rates, size: int, problems: list[ClockProblem]
 
 
 def _tell_of_change(out: ClockMap, pairs: Pairs, plausible: Bool) -> None:
-    """Widens the uncertainty to how far the launch's own pairs lie off their SM's line, where many do."""
+    """Widens the uncertainty to how far the launch's own pairs lie off their SM's line, where that is far."""
     own = pairs.part(plausible)
     if not len(own.sm):
         return
     cycles = own.cycles + np.int64(pairs.base_cycles) - out.base_cycles[own.sm]
     off = np.abs(own.read - out.offset_ns[own.sm] - cycles * out.ns_per_cycle[own.sm])
     worst = float(np.percentile(off, _MOST_PAIRS))
-    if worst > max(out.uncertainty_ns, 2 * pairs.step_ns + _FINE_NS):
-        text = (
-            f"the SM clock changed during the launch, by more than one rate can follow: times between SMs are right to "
-            f"{worst / 1e3:.2g} us, durations of a warp are cycles and right"
-        )
-        out.uncertainty_ns = worst
-        out.problems.append(ClockProblem("clock_changed", 1, "note", text))
+    if worst > 2 * pairs.step_ns + _FINE_NS:
+        out.changed = True
+        out.uncertainty_ns = max(out.uncertainty_ns, worst)
 
 
 def _extrapolate(out: ClockMap, rates: Rates, sm: I64, cycles: I64, pairs: Pairs) -> None:

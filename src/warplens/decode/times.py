@@ -6,7 +6,7 @@ line (`Axis`). Must not convert a time itself: clock does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ _PAIRS_PER_SM: Final = 12
 """Blocks used per SM: more do not narrow its line, 32 ns / 24 is below the error of reading a pair."""
 _END_LATE_NS: Final = 32.0
 """A block's end reads globaltimer a few cycles after its clock; another warp's turn may come between."""
+_MOST_BLOCKS: Final = 0.9
+"""Share of the blocks that must have lines of their own, or none has."""
 _ROUGH_ERROR: Final = 1e-2
 """Of a rate before the fit."""
 _WORD_NS: Final = 2.0**32
@@ -130,10 +132,13 @@ def fit_times(
         fitted = launched.fit(np.flatnonzero(np.bincount(sm)), (sm, base_cycles) if stopped else None)
         begins.cycles[own], begins.sure[own] = launched.begin_cycles, launched.surely_begun(age_cycles)
         clocks[launch] = fitted
+        lines = launched.lines_of_blocks(fitted) if fitted.changed else None
         for doubt in fitted.problems:
             problems.add(Problem(doubt.kind, doubt.count, doubt.severity, doubt.text, launch))
         _take_lines(axis, part, fitted, sm[: high - low])
         _take_lines(its_axis, lone, fitted, sm[high - low :])
+        if lines is not None:
+            _take_chords(axis, low + np.flatnonzero(records.of_chunk[part] >= 0), records, own, launched, lines)
     turns = np.array([1 << (32 - bits) for bits in code_bits] or [0], np.int64)
     bound(chunks, records.first_chunk, records.of_chunk, begins, turns, age_cycles)
     origin_ns = min((fitted.base_ns for fitted in clocks if fitted is not None), default=0)
@@ -151,6 +156,16 @@ def _take_lines(axis: Axis, part: Any, fitted: clock.ClockMap, sm: I64) -> None:
     axis.offset_ns[part] = fitted.offset_ns[sm]
     axis.ns_per_cycle[part] = fitted.ns_per_cycle[sm]
     axis.base_ns[part] = fitted.base_ns
+
+
+def _take_chords(
+    axis: Axis, chunks: I64, records: BlockRecords, own: slice, launched: _Launch, lines: clock.Chords
+) -> None:
+    row = records.of_chunk[chunks] - own.start
+    chunks, row = chunks[lines.usable[row]], row[lines.usable[row]]
+    axis.base_cycles[chunks] = launched.begin_cycles[row]
+    axis.offset_ns[chunks] = lines.offset_ns[row]
+    axis.ns_per_cycle[chunks] = lines.ns_per_cycle[row]
 
 
 class _Launch:
@@ -195,6 +210,32 @@ class _Launch:
             unknown_sm=layout.META_SM_UNKNOWN,  # audit.py tells its blocks
             wanted_cycles=wanted_cycles,
         )
+
+    def lines_of_blocks(self, fitted: clock.ClockMap) -> clock.Chords | None:
+        """A line for each block of a launch in which clocks changed, where that is better; tells what times are worth.
+
+        In `fitted` the uncertainty becomes that of these lines.
+        """
+        step_ns = float(self._manifest["globaltimer_step_ns"] or clock.DEFAULT_STEP_NS)
+        found = clock.chords(
+            fitted,
+            self._sm,
+            (self._begin_ns, self.begin_cycles),
+            (self._end_ns, self._end_cycles),
+            step_ns=step_ns,
+            late_ns=_END_LATE_NS + step_ns,
+            nominal_cycles_per_ns=_reported_rate(self._manifest),
+        )
+        usable = found.usable & self._begun
+        better = usable.mean() >= _MOST_BLOCKS and found.uncertainty_ns < fitted.uncertainty_ns
+        how = ""
+        if better:
+            fitted.uncertainty_ns = found.uncertainty_ns
+            how = ", for each block has a line of its own"
+        worth = f"times of different SMs are right to {fitted.uncertainty_ns / 1e3:.2g} us{how}"
+        text = f"the SM clock changed during the launch, by more than one rate can follow: {worth}"
+        fitted.problems.append(clock.ClockProblem("clock_changed", 1, "note", text))
+        return replace(found, usable=usable) if better else None
 
     def surely_begun(self, age_cycles: I64) -> Bool:
         """Blocks whose begin is known to the cycle: a rough rate leaves one turn of record 0 and of globaltimer.
