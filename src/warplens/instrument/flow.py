@@ -338,10 +338,16 @@ class Flow:
         jumps = behind and index == self.blocks[block].stop - 1 and len(self.blocks[block].after) > 1
         return block in lanes.apart or (jumps and block in lanes.parting)
 
+    def is_behind_jump(self, index: int, behind: bool) -> bool:
+        """Whether a place lies behind a jump, where only those come that did not take it."""
+        return behind and self.code[index].name in (*_ENDS, "bra", "brx")
+
     def passed_once(self, blocks: Sequence[int]) -> bool:
-        """Whether each warp that comes to the function's end has passed each of these blocks once, in this order."""
+        """Whether each warp that comes to the function's end, or leaves before, has passed each of these blocks once, in
+        this order."""
         looped = {block for loop in self.loops for block in loop.blocks}
-        ends = [b for b in self.reached if not self.blocks[b].after]
+        last = [self.code[block.stop - 1].name for block in self.blocks]
+        ends = [b for b in self.reached if not self.blocks[b].after or last[b] in ("ret", "exit")]
         chain = [*dict.fromkeys(blocks)]
         return (
             looped.isdisjoint(chain)

@@ -74,7 +74,7 @@ def expected(text: str, turns: int) -> dict[int, list[int]]:
     module = read(text)
     flow = Flow(module, module.entries[0])
     plan = Planner(flow, Selection("all")).plan()
-    machine = Watched({"full": 64, "empty": 72})
+    machine = Watched({"full": 64, "empty": 72, "out": 1024})
     machine.run(text, grid=1, threads=64, grid_id=5, arguments={"n": turns})
     first = 1 << layout.CODE_SITE_SHIFT | layout.Verb.PHASE << layout.CODE_VERB_SHIFT
     out = {}
