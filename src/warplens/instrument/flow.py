@@ -345,12 +345,12 @@ class Flow:
     def passed_once(self, blocks: Sequence[int]) -> bool:
         """Whether each warp that comes to the function's end, or leaves before, has passed each of these blocks once, in
         this order."""
-        looped = {block for loop in self.loops for block in loop.blocks}
+        after = [block.after for block in self.blocks]
         last = [self.code[block.stop - 1].name for block in self.blocks]
         ends = [b for b in self.reached if not self.blocks[b].after or last[b] in ("ret", "exit")]
         chain = [*dict.fromkeys(blocks)]
         return (
-            looped.isdisjoint(chain)
+            all(block not in _reach(after, after[block]) for block in chain)
             and all(self.dominates(one, then) for one, then in itertools.pairwise(chain))
             and all(self.dominates(block, end) for block in chain for end in ends)
         )
