@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +95,21 @@ def recorded(chunks: np.ndarray, code_bits: int) -> dict[int, list[int]]:
     return out
 
 
+FAULTS: dict[str, list[object]] = {
+    "a wait behind the jump back": [("while", ["barrier", "work", "barrier", "work"]), "ask and work"],
+    "a wait behind a jump": [("while", ["barrier", ("if", ["ask and work", "barrier"]), "work"])],
+    "a wait behind a ret": ["barrier", "ret", "ask and work", "barrier"],
+    "a wait behind a ret in a loop": [("while", ["barrier", "ret", "ask and work", "barrier"])],
+    "a ret between marks that are passed once": ["barrier", "work", "ret", "barrier"],
+    "a smaller loop behind one": [
+        ("while", ["barrier", "work"] * 4 + [("if", ["barrier"])] + ["barrier", "work"] * 2),
+        ("while", ["barrier"]),
+    ],
+    "a jump back to where it falls": [("next", ["barrier", "work", "barrier", "work"])],
+    "a loop with two entries": [("middle", ["barrier", "work"])],
+    "a loop that asks, entered in its middle": [("turned", ["ask"])],
+}
+"""Programs that the recorder once got wrong."""
 made = st.builds(kernel, programs(), st.integers(0, 999), again=st.sampled_from([False] * 7 + [True]))
 
 
@@ -105,6 +121,16 @@ def test_the_records_of_a_warp_are_those_of_the_marks_that_it_passed(
     text: str, turns: int, slab: int, others: int, asks: int
 ) -> None:
     check_records(text, turns, slab, others, asks)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_was_once_wrong_is_right(name: str) -> None:
+    for turns, seed in ((2, 0), (9, 1)):
+        check_records(kernel(FAULTS[name], seed, again=False), turns)
+
+
+def test_a_first_block_that_is_a_loops_begin_opens_one_chunk() -> None:
+    check_records(kernel(["barrier", "work"], 0, again=True), 9)
 
 
 def check_records(text: str, turns: int, slab: int = 1, others: int = 0, asks: int = 1) -> None:
