@@ -40,6 +40,7 @@ ASKS = "$w{n}:\n	mbarrier.try_wait.parity.shared.b64 %p7, [full], %r2;\n	@!%p7 b
 LONE = "	setp.ne.u32 %p2, %r6, 0;\n	@%p2 bra $l{n};\n	mbarrier.arrive.shared.b64 _, [empty];\n{more}\n$l{n}:"
 BRACED = "	{\n	.reg .b32 %own;\n	INSIDE\n	}"
 ITEMS = {
+    "nothing": "",
     "barrier": "	bar.sync {n};",
     "work": WORK,
     "arrive": "	mbarrier.arrive.shared.b64 _, [full];",
@@ -99,7 +100,7 @@ class Maker:
             half = len(body) // 2
             first, other = self.items(body[:half]), self.items(body[half:])
             return f"{chance}\n	@%p5 bra $e{n};\n{first}\n	bra.uni $x{n};\n$e{n}:\n{other}\n$x{n}:"
-        return self.loop(kind, body)
+        return self.pair(body) if kind == "pair" else self.loop(kind, body)
 
     def leave(self, kind: str) -> str:
         n = self.number
@@ -114,6 +115,23 @@ class Maker:
         if kind == "continue at the latch":
             return f"{chance}\n	@%p6 bra $l{loop.number};"
         return f"{chance}\n	setp.lt.and.u32 %p6, %c{loop.number}, {loop.turns}, %p6;\n	@%p6 bra $h{loop.number};"
+
+    def pair(self, body: list[object]) -> str:
+        """Two loops with nothing between."""
+        half = (len(body) + 1) // 2
+        text = ""
+        begin = ""
+        for part in (body[:half], body[half:]):
+            self.number += 1
+            n = self.number
+            own = Loop(n, "%r1" if not self.loops else "2")
+            self.loops.append(own)
+            inside = self.items(part)
+            self.loops.pop()
+            begin += f"	mov.u32 %c{n}, 0;\n"
+            count = f"	add.u32 %c{n}, %c{n}, 1;"
+            text += f"$h{n}:\n{count}\n{inside}\n$l{n}:\n{own.again}\n	@%p1 bra $h{n};\n$x{n}:\n"
+        return begin + text
 
     def loop(self, kind: str, body: list[object]) -> str:
         n = self.number
@@ -167,7 +185,7 @@ def kernel(program: list[object], seed: int, *, again: bool) -> str:
 
 
 def _more(inside: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
-    return st.tuples(st.sampled_from(["if", "else", *LOOPS * 2]), st.lists(inside, min_size=1, max_size=5))
+    return st.tuples(st.sampled_from(["if", "else", "pair", "pair", *LOOPS * 2]), st.lists(inside, min_size=1, max_size=5))
 
 
 _leaf: st.SearchStrategy[object] = st.sampled_from([*ITEMS, *ITEMS, *LEAVES])
