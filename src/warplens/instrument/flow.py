@@ -27,6 +27,7 @@ _LINE_COMMENT: Final = re.compile(r"[ \t]*+//([^\n]*+)")
 _OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):([0-9]{1,9}):([0-9]{1,9})[\s\]]*\Z")
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
 _REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzw]\b)?")
+_ROWS: Final = re.compile(r"%n?tid(?:\.[yz]|(?![.\w]))")
 _ENDS: Final = frozenset({"ret", "exit", "trap"})
 
 Place = tuple[int, int, int]
@@ -356,11 +357,21 @@ class Flow:
         )
 
     def one_dimensional(self) -> bool:
-        """Whether the header says that a block's threads differ in x alone."""
+        """Whether a block's threads differ in x alone: the header requires it, or names one size and nothing reads the
+        others. A header's maximum is that of the product of a block's sizes: it allows blocks of more rows."""
         head = self.module.bare(self.function.head)
-        found = re.search(r"\.(?:reqntid|maxntid)\s+([\d\s,]+)", head)
-        sizes = [size.strip() for size in found[1].split(",")] if found else ["", ""]
-        return all(size in ("1", "") for size in sizes[1:]) and found is not None
+        found = re.search(r"\.(reqntid|maxntid)\s+([\d\s,]+)", head)
+        sizes = [size.strip() for size in found[2].split(",")] if found else []
+        if found is None or any(size not in ("1", "") for size in sizes[1:]):
+            return False
+        return found[1] == "reqntid" or not self._reads_rows
+
+    @cached_property
+    def _reads_rows(self) -> bool:
+        """Whether the function, or one that it may call, reads a thread's place in y or z."""
+        if any(own.name == "call" for own in self.code):
+            return _ROWS.search(self.module.text) is not None
+        return any(_ROWS.search(own.operands) for own in self.code)
 
 
 def _reach(after: Sequence[Sequence[int]], begin: Sequence[int], stop: set[int] | None = None) -> set[int]:
