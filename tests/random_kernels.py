@@ -6,7 +6,6 @@ lanes of a warp, but for those that are said to part them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
@@ -36,6 +35,7 @@ CHANCE = """	mad.lo.u32 %h, %h, 1103515245, 12345;
 	and.b32 %t, %t, 3;
 	setp.eq.u32 {p}, %t, {n};"""
 """A predicate that holds in one of four turns, the same in all lanes."""
+SOMETIMES = CHANCE.replace("{p}", "%p3").replace("{n}", "1")
 ASKS = "$w{n}:\n	mbarrier.try_wait.parity.shared.b64 %p7, [full], %r2;\n	@!%p7 bra $w{n};"
 LONE = "	setp.ne.u32 %p2, %r6, 0;\n	@%p2 bra $l{n};\n	mbarrier.arrive.shared.b64 _, [empty];\n{more}\n$l{n}:"
 BRACED = "	{\n	.reg .b32 %own;\n	INSIDE\n	}"
@@ -44,14 +44,16 @@ ITEMS = {
     "barrier": "	bar.sync {n};",
     "work": WORK,
     "arrive": "	mbarrier.arrive.shared.b64 _, [full];",
-    "arrive sometimes": CHANCE.replace("{p}", "%p3").replace("{n}", "1") + "\n	@%p3 mbarrier.arrive.shared.b64 _, [full];",
-    "arrive mostly": CHANCE.replace("{p}", "%p3").replace("{n}", "1") + "\n	@!%p3 mbarrier.arrive.shared.b64 _, [full];",
+    "arrive sometimes": SOMETIMES + "\n	@%p3 mbarrier.arrive.shared.b64 _, [full];",
+    "arrive mostly": SOMETIMES + "\n	@!%p3 mbarrier.arrive.shared.b64 _, [full];",
     "ask": ASKS,
     "ask and work": ASKS + "\n" + WORK,
     "lane 0 alone": LONE.replace("{more}", ""),
     "lane 0 alone, twice": LONE.replace("{more}", WORK + "\n	mbarrier.arrive.shared.b64 _, [full];"),
     "barrier in braces": BRACED.replace("INSIDE", "bar.sync {n};"),
-    "barrier among others in braces": BRACED.replace("INSIDE", "mov.u32 %own, 1;\n	bar.sync {n};\n	add.u32 %own, %own, 1;"),
+    "barrier among others in braces": BRACED.replace(
+        "INSIDE", "mov.u32 %own, 1;\n	bar.sync {n};\n	not.b32 %own, %own;"
+    ),
     "ask in braces": BRACED.replace("INSIDE", ASKS),
     "some lanes end": "	setp.gt.u32 %p4, %r7, 20;\n	@%p4 ret;",
     "many barriers": "\n".join(f"	bar.sync {number};\n{WORK}" for number in range(6)),
@@ -142,6 +144,7 @@ class Maker:
         half = len(body) // 2
         first, other = self.items(body[:half]), self.items(body[half:])
         self.loops.pop()
+        chance = CHANCE.format(p="%p5", n=n % 4)
         inside = f"{count}\n{first}\n{other}\n$l{n}:"
         more = {
             "while": f"$h{n}:\n{inside}\n{own.again}\n	@%p1 bra $h{n};",
@@ -150,12 +153,12 @@ class Maker:
             "top not": f"$h{n}:\n{own.again}\n	@!%p1 bra $x{n};\n{inside}\n{WORK}\n	bra $h{n};",
             "by ret": f"$h{n}:\n{own.again}\n	@!%p1 ret;\n{inside}\n	bra $h{n};",
             "from two blocks": (
-                f"{CHANCE.format(p='%p5', n=n % 4)}\n	@%p5 bra $f{n};\n{WORK}\n	bra $h{n};\n$f{n}:\n	bar.sync 7;\n"
+                f"{chance}\n	@%p5 bra $f{n};\n{WORK}\n	bra $h{n};\n$f{n}:\n	bar.sync 7;\n"
                 f"$h{n}:\n{inside}\n{own.again}\n	@%p1 bra $h{n};"
             ),
             "turned": f"	bra.uni $t{n};\n$h{n}:\n{inside}\n$t{n}:\n{own.again}\n	@%p1 bra $h{n};",
             "middle": (
-                f"{CHANCE.format(p='%p5', n=n % 4)}\n	@%p5 bra $m{n};\n$h{n}:\n{count}\n{first}\n$m{n}:\n{other}\n$l{n}:\n"
+                f"{chance}\n	@%p5 bra $m{n};\n$h{n}:\n{count}\n{first}\n$m{n}:\n{other}\n$l{n}:\n"
                 f"{count}\n{own.again}\n	@%p1 bra $h{n};"
             ),
             "branch table": (
@@ -164,11 +167,11 @@ class Maker:
             ),
             "lanes": f"$h{n}:\n{inside}\n	and.b32 %t, %r6, 3;\n	setp.le.u32 %p1, %c{n}, %t;\n	@%p1 bra $h{n};",
             "falls": (
-                f"	bra.uni $h{n};\n$u{n}:\n{other}\n{CHANCE.format(p='%p5', n=n % 4)}\n	@%p5 bra $x{n};\n$h{n}:\n{count}\n"
+                f"	bra.uni $h{n};\n$u{n}:\n{other}\n{chance}\n	@%p5 bra $x{n};\n$h{n}:\n{count}\n"
                 f"{first}\n$l{n}:\n{own.again}\n	@%p1 bra $u{n};"
             ),
             "next": (
-                f"	bra.uni $h{n};\n$u{n}:\n{other}\n{CHANCE.format(p='%p5', n=n % 4)}\n	@%p5 bra $h{n};\n$h{n}:\n{count}\n"
+                f"	bra.uni $h{n};\n$u{n}:\n{other}\n{chance}\n	@%p5 bra $h{n};\n$h{n}:\n{count}\n"
                 f"{first}\n$l{n}:\n{own.again}\n	@%p1 bra $u{n};"
             ),
         }[kind]
@@ -185,10 +188,9 @@ def kernel(program: list[object], seed: int, *, again: bool) -> str:
 
 
 def _more(inside: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
-    return st.tuples(st.sampled_from(["if", "else", "pair", "pair", *LOOPS * 2]), st.lists(inside, min_size=1, max_size=5))
+    kinds = ["if", "else", "pair", "pair", *LOOPS * 2]
+    return st.tuples(st.sampled_from(kinds), st.lists(inside, min_size=1, max_size=5))
 
 
 _leaf: st.SearchStrategy[object] = st.sampled_from([*ITEMS, *ITEMS, *LEAVES])
-programs: Callable[[], st.SearchStrategy[list[object]]] = lambda: st.lists(  # noqa: E731
-    st.recursive(_leaf, _more, max_leaves=12), min_size=1, max_size=6
-)
+programs: st.SearchStrategy[list[object]] = st.lists(st.recursive(_leaf, _more, max_leaves=12), min_size=1, max_size=6)

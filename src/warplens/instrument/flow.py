@@ -331,7 +331,11 @@ class Flow:
         return self.block_of[index] not in self.lone and self._is_in(self._lanes[0], index, behind)
 
     def is_in_part(self, index: int, behind: bool) -> bool:
-        """Whether some lanes of a warp may not come there: they wait, or go to the function's end."""
+        """Whether some lanes of a warp may not come there: they wait, or go to the function's end.
+
+        Lanes that a predicated `ret` or `exit` took are not counted: vote.sync and bar.warp.sync wait for those of their
+        mask that have not exited.
+        """
         return self._is_in(self._lanes[1], index, behind)
 
     def _is_in(self, lanes: Lanes, index: int, behind: bool) -> bool:
@@ -344,8 +348,8 @@ class Flow:
         return behind and self.code[index].name in (*_ENDS, "bra", "brx")
 
     def passed_once(self, blocks: Sequence[int]) -> bool:
-        """Whether each warp that comes to the function's end, or leaves before, has passed each of these blocks once, in
-        this order."""
+        """Whether each warp that comes to the function's end, or leaves before, has passed each of these blocks once,
+        in this order."""
         after = [block.after for block in self.blocks]
         last = [self.code[block.stop - 1].name for block in self.blocks]
         ends = [b for b in self.reached if not self.blocks[b].after or last[b] in ("ret", "exit")]

@@ -14,7 +14,7 @@ from typing import Final
 
 from warplens import layout
 from warplens.errors import PtxError
-from warplens.instrument.flow import Block, Flow, Instruction, Loop, reach
+from warplens.instrument.flow import Block, Flow, Loop, reach
 from warplens.instrument.read import LINE, STATEMENT, Module
 from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
@@ -230,7 +230,7 @@ class Inserter:
         return out
 
     def _is_within(self, mark: Mark, loop: Loop) -> bool:
-        """Whether a mark is the loop's: one behind a jump that leads back is not, where who stays on leaves the loop."""
+        """Whether a mark is the loop's: not where it stands behind a jump, and who does not jump leaves the loop."""
         block = self._flow.block_of[mark.index]
         behind_jump = self._flow.is_behind_jump(mark.index, mark.behind)
         return block in loop.blocks and (not behind_jump or block + 1 in loop.blocks)

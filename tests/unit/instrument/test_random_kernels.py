@@ -24,6 +24,7 @@ from warplens.instrument.recorder import END_CODE
 from warplens.instrument.sites import Planner
 from warplens.layout import ChunkFlag
 
+
 @dataclass
 class Watched(Machine):
     """Keeps which instructions lane 0 of each warp executed, in order, and for each whether its predicate held."""
@@ -43,6 +44,7 @@ class Guarded(Machine):
     warp: int = 0
 
     def executed(self, thread: int, at: int, taken: bool) -> None:
+        del at, taken
         self.warp = thread // 32
 
     def store(self, address: int, value: int) -> None:
@@ -95,6 +97,7 @@ def recorded(chunks: np.ndarray, code_bits: int) -> dict[int, list[int]]:
     return out
 
 
+BARRIERS = ["barrier", "work"]
 FAULTS: dict[str, list[object]] = {
     "a wait behind the jump back": [("while", ["barrier", "work", "barrier", "work"]), "ask and work"],
     "a wait behind a jump": [("while", ["barrier", ("if", ["ask and work", "barrier"]), "work"])],
@@ -102,19 +105,23 @@ FAULTS: dict[str, list[object]] = {
     "a wait behind a ret in a loop": [("while", ["barrier", "ret", "ask and work", "barrier"])],
     "a ret between marks that are passed once": ["barrier", "work", "ret", "barrier"],
     "a smaller loop behind one": [
-        ("pair", ["barrier", "work"] * 5 + [("if", ["barrier", "work"]), "barrier", "work", *["nothing"] * 12, "barrier"]),
+        ("pair", [*BARRIERS * 5, ("if", BARRIERS), *BARRIERS, *["nothing"] * 12, "barrier"]),
     ],
     "a jump back to where it falls": [("next", ["barrier", "work", "barrier", "work"])],
     "a loop with two entries": [("middle", ["barrier"])],
     "a loop that asks, entered in its middle": [("turned", ["ask"])],
 }
 """Programs that the recorder once got wrong."""
-made = st.builds(kernel, programs(), st.integers(0, 999), again=st.sampled_from([False] * 7 + [True]))
+made = st.builds(kernel, programs, st.integers(0, 999), again=st.sampled_from([False] * 7 + [True]))
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    text=made, turns=st.integers(1, 6), slab=st.integers(1, 3), others=st.sampled_from([0, 2, 5]), asks=st.integers(1, 3)
+    text=made,
+    turns=st.integers(1, 6),
+    slab=st.integers(1, 3),
+    others=st.sampled_from([0, 2, 5]),
+    asks=st.integers(1, 3),
 )
 def test_the_records_of_a_warp_are_those_of_the_marks_that_it_passed(
     text: str, turns: int, slab: int, others: int, asks: int
