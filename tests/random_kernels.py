@@ -54,11 +54,12 @@ ITEMS = {
     "barrier among others in braces": BRACED.replace(
         "INSIDE", "mov.u32 %own, 1;\n	bar.sync {n};\n	not.b32 %own, %own;"
     ),
+    "ask among others in braces": BRACED.replace("INSIDE", "mov.u32 %own, 1;\n" + ASKS),
     "ask in braces": BRACED.replace("INSIDE", ASKS),
     "some lanes end": "	setp.gt.u32 %p4, %r7, 20;\n	@%p4 ret;",
     "many barriers": "\n".join(f"	bar.sync {number};\n{WORK}" for number in range(6)),
 }
-LEAVES = ("continue", "continue at the latch", "break", "ret", "exit in a block")
+LEAVES = ("continue", "continue at the latch", "break", "ret", "ret in braces", "to the end", "exit in a block")
 LOOPS = (
     "while", "while not", "top", "top not", "by ret", "from two blocks", "turned", "middle", "branch table", "lanes",
     "falls", "next",
@@ -110,6 +111,10 @@ class Maker:
         loop = self.loops[-1] if self.loops else None
         if kind == "exit in a block":
             return f"{chance}\n	@!%p6 bra $s{n};\n{WORK}\n	exit;\n$s{n}:"
+        if kind == "ret in braces":
+            return f"{chance}\n	{{\n	.reg .b32 %own;\n	mov.u32 %own, 1;\n	@%p6 ret;\n	mov.u32 %own, 2;\n	}}"
+        if kind == "to the end":
+            return f"{chance}\n	@%p6 bra $end;"
         if kind == "ret" or loop is None:
             return f"{chance}\n	@%p6 ret;"
         if kind == "break":
@@ -184,7 +189,8 @@ def kernel(program: list[object], seed: int, *, again: bool) -> str:
     if again:
         count = "	ld.global.u32 %r3, [out+64];\n	add.u32 %r3, %r3, 1;\n	st.global.u32 [out+64], %r3;\n"
         body = f"$first:\n{body}{count}	setp.lt.u32 %p1, %r3, %r1;\n	@%p1 bra $first;\n"
-    return f"{HEAD}{body}	ret;\n}}\n"
+    end = "$end:" if "$end;" in body else "	ret;"
+    return f"{HEAD}{body}{end}\n}}\n"
 
 
 def _more(inside: st.SearchStrategy[object]) -> st.SearchStrategy[object]:

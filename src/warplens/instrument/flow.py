@@ -227,6 +227,17 @@ class Flow:
             for following in block.after:
                 self.blocks[following].before.append(number)
 
+    def leaves(self, number: int) -> bool:
+        """Whether an instruction ends the kernel for those that take it: a ret, an exit, a branch to a label at the end."""
+        labels = self._targets[number] or ()
+        return self.code[number].name in ("ret", "exit") or any(not self._exists(label) for label in labels)
+
+    @cached_property
+    def ends_at_label(self) -> bool:
+        """Whether a branch leads to a label that no instruction follows."""
+        leaves = [number for number in range(len(self.code)) if self.leaves(number)]
+        return any(self.code[number].name not in ("ret", "exit") for number in leaves)
+
     def _exists(self, label: int) -> bool:
         """Whether an instruction stands behind the label: else it is the function's end."""
         return self._labels[label][0] < len(self.code)
@@ -322,7 +333,7 @@ class Flow:
     @cached_property
     def _ends_together(self) -> bool:
         """Whether no `ret` or `exit` lets some lanes of a warp go before the others."""
-        ends = [own for own in self.code if own.predicate and own.name in ("ret", "exit")]
+        ends = [own for number, own in enumerate(self.code) if own.predicate and self.leaves(number)]
         return all(self._lanes[1].is_same(own.predicate) for own in ends)
 
     def is_apart(self, index: int, behind: bool) -> bool:
@@ -333,8 +344,8 @@ class Flow:
     def is_in_part(self, index: int, behind: bool) -> bool:
         """Whether some lanes of a warp may not come there: they wait, or go to the function's end.
 
-        Lanes that a predicated `ret` or `exit` took are not counted: vote.sync and bar.warp.sync wait for those of their
-        mask that have not exited.
+        Lanes that a predicated `ret` or `exit` took are not counted: vote.sync and bar.warp.sync wait for those of
+        their mask that have not exited.
         """
         return self._is_in(self._lanes[1], index, behind)
 
@@ -351,8 +362,7 @@ class Flow:
         """Whether each warp that comes to the function's end, or leaves before, has passed each of these blocks once,
         in this order."""
         after = [block.after for block in self.blocks]
-        last = [self.code[block.stop - 1].name for block in self.blocks]
-        ends = [b for b in self.reached if not self.blocks[b].after or last[b] in ("ret", "exit")]
+        ends = [b for b in self.reached if not self.blocks[b].after or self.leaves(self.blocks[b].stop - 1)]
         chain = [*dict.fromkeys(blocks)]
         return (
             all(block not in _reach(after, after[block]) for block in chain)

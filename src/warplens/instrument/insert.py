@@ -60,6 +60,7 @@ class Inserter:
         self._statements = flow.module.statements
         self._number = 0
         self._rare: list[str] = []
+        self._asked: dict[int, int] = {}  # the question for space of a ret within braces
         self._scopes = Scopes(flow)
         self.pieces: list[Piece] = []
         self._places = [
@@ -122,7 +123,17 @@ class Inserter:
         opened = min(first, last, block.stop)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
         ask = loads[-1] + 1 if loads else opened
-        return self._in_block(block, min(ask, opened)), self._in_block(block, opened)
+        return self._open_at(block, min(ask, opened)), self._open_at(block, opened)
+
+    def _open_at(self, block: Block, index: int) -> int:
+        """The last place in the first block in front of an instruction, or behind the one before it, that is not among
+        others within braces."""
+        for number in range(min(index, block.stop - 1), block.start - 1, -1):
+            statement, behind = self._flow.code[number].statement, number < index == block.stop
+            for side in (True, False) if behind else (False,):
+                if self._scopes.is_outside(statement, side):
+                    return self._scopes.outside(statement, side)
+        return self._begin_of_code()
 
     def _in_block(self, block: Block, index: int) -> int:
         """The place in the text in front of an instruction of the block, or behind its last."""
@@ -288,16 +299,23 @@ class Inserter:
         return self._flow.block_of[number] in self._flow.reached
 
     def _stay(self, number: int) -> None:
-        """The label behind a ret or exit for who does not take it, in front of all else that comes there."""
+        """The label behind a ret or exit for who does not take it, in front of all else that comes there; within braces
+        also what is rare at the warp's end."""
         own = self._flow.code[number]
-        if own.predicate:
-            self._add(self._statements[own.statement].end, [f"$wl_stay_{number}:"])
+        rare: list[str] = []
+        if self._scopes.depth(own.statement):  # labels within braces cannot be seen from where else it would stand
+            rare, self._rare = self._rare, rare
+            self._asked[number] = self._next()
+            rare, self._rare = self._rare, rare
+        text = [*rare, *([f"$wl_stay_{number}:"] if own.predicate else [])]
+        if text:
+            self._add(self._statements[own.statement].end, text)
 
     def _leave(self, number: int) -> None:
         """The warp's end in front of a ret or exit; round both goes who does not take it."""
         own = self._flow.code[number]
         together = not self._flow.is_in_part(number, False) and not own.predicate
-        text = self._recorder.end(self._next(), together)
+        text = self._recorder.end(self._asked.get(number) or self._next(), together)
         if own.predicate:
             sign = "" if own.negated else "!"
             text = [f"@{sign}{own.predicate} bra $wl_stay_{number};", *text]
@@ -307,9 +325,9 @@ class Inserter:
         """What is rare goes behind the last instruction."""
         last = self._flow.code[-1]
         end = self._statements[last.statement].end
-        if self._scopes.depth(last.statement):
+        if self._scopes.depth(last.statement) or self._flow.ends_at_label:
             end = self._statements[self._flow.function.last].start
-        if last.name not in _JUMPS or last.predicate:  # falls off the end, which is a ret
+        if last.name not in _JUMPS or last.predicate or self._flow.ends_at_label:  # falls off the end, which is a ret
             self._add(end, [*self._recorder.end(self._next(), False), "ret;"], END_CODE)
         self._add(end, self._rare)
 

@@ -6,6 +6,7 @@ recorded is read word by word, so that the decoder's leniency hides nothing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,7 @@ from tests.ptx_machine import Machine
 from tests.random_kernels import kernel, programs
 from tests.unit.instrument.test_recorder import CHUNKS, Run, kinds, run
 from warplens import layout
-from warplens.instrument import Selection
+from warplens.instrument import Selection, instrument
 from warplens.instrument.flow import Flow
 from warplens.instrument.read import read
 from warplens.instrument.recorder import END_CODE
@@ -109,6 +110,9 @@ FAULTS: dict[str, list[object]] = {
     ],
     "a jump back to where it falls": [("next", ["barrier", "work", "barrier", "work"])],
     "a loop with two entries": [("middle", ["barrier"])],
+    "a label at the end": [("while", ["barrier", "to the end", "barrier"])],
+    "a label at the end of what is passed once": ["barrier", "work", "to the end", "barrier"],
+    "a first block that ends within braces": ["ask among others in braces", "barrier"],
     "a loop that asks, entered in its middle": [("turned", ["ask"])],
 }
 """Programs that the recorder once got wrong."""
@@ -137,6 +141,20 @@ def test_what_was_once_wrong_is_right(name: str) -> None:
 
 def test_a_first_block_that_is_a_loops_begin_opens_one_chunk() -> None:
     check_records(kernel(["barrier", "work"], 0, again=True), 9)
+
+
+def test_a_ret_within_braces_reaches_what_is_rare() -> None:
+    """Labels within braces cannot be seen from outside."""
+    text = instrument(kernel([("while", ["barrier", "ret in braces"])], 0, again=False), Selection("all")).text
+    depth, seen = 0, {}
+    for line in text.splitlines():
+        depth += line.count("{") - line.count("}")
+        found = re.match(r"\s*(\$wl_\w+):", line)
+        seen |= {found[1]: depth} if found else {}
+        for label in re.findall(r"bra(?:\.uni)? (\$wl_\w+);", line):
+            seen.setdefault(f"from {label}", depth)
+    assert any(depth == 2 for label, depth in seen.items() if label.startswith("$wl_back"))
+    assert all(seen[label.removeprefix("from ")] <= depth for label, depth in seen.items() if label.startswith("from "))
 
 
 def check_records(text: str, turns: int, slab: int = 1, others: int = 0, asks: int = 1) -> None:
