@@ -228,7 +228,7 @@ class Flow:
                 self.blocks[following].before.append(number)
 
     def leaves(self, number: int) -> bool:
-        """Whether an instruction ends the kernel for those that take it: a ret, an exit, a branch to a label at the end."""
+        """Whether an instruction ends the kernel for who takes it: ret, exit, or a branch to a label at the end."""
         labels = self._targets[number] or ()
         return self.code[number].name in ("ret", "exit") or any(not self._exists(label) for label in labels)
 

@@ -146,7 +146,8 @@ def test_a_first_block_that_is_a_loops_begin_opens_one_chunk() -> None:
 def test_a_ret_within_braces_reaches_what_is_rare() -> None:
     """Labels within braces cannot be seen from outside."""
     text = instrument(kernel([("while", ["barrier", "ret in braces"])], 0, again=False), Selection("all")).text
-    depth, seen = 0, {}
+    depth = 0
+    seen: dict[str, int] = {}
     for line in text.splitlines():
         depth += line.count("{") - line.count("}")
         found = re.match(r"\s*(\$wl_\w+):", line)
