@@ -39,6 +39,8 @@ class Machine:
     votes: int = 0
     touched: set[int] = field(default_factory=set)
     """Addresses that were written."""
+    asks: int = 1
+    """Of so many questions of a lane at an mbarrier one is answered with yes."""
 
     def load(self, address: int) -> int:
         assert address % 4 == 0, hex(address)
@@ -91,6 +93,7 @@ class _Lane:
     def __init__(self, machine: Machine, flow: Flow, special: dict[str, int], arguments: dict[str, int]) -> None:
         self.machine, self.flow, self.special, self.arguments = machine, flow, special, arguments
         self.registers: dict[str, int] = {}
+        self.asked = 0
 
     def run(self) -> None:
         at = 0
@@ -99,16 +102,17 @@ class _Lane:
                 return
             own = self.flow.code[at]
             self.machine.clock += self.machine.step
-            taken = not own.predicate or bool(self.registers[own.predicate]) != own.negated
+            taken = not own.predicate or bool(self.value(own.predicate)) != own.negated
             self.machine.executed(self.special["%tid.x"], at, taken)
             if not taken:
                 at += 1
             elif own.name in ("ret", "exit"):
                 return
-            elif own.name == "bra":
+            elif own.name in ("bra", "brx"):
                 labels = self.flow._targets[at]
                 assert labels, own
-                at = self.flow._labels[labels[0]][0]
+                chosen = self.value(own.operands.partition(",")[0]) if own.name == "brx" else 0
+                at = self.flow._labels[labels[chosen]][0]
             else:
                 self.step(own)
                 at += 1
@@ -132,6 +136,7 @@ class _Lane:
             return value & (MASK32 if operand.endswith("lo") else MASK64)
         if operand in machine.symbols:
             return machine.symbols[operand]
+        assert not operand.startswith("%wl_"), f"{operand} is read before it is written"
         return self.special.get(operand, 0) if operand.startswith("%") else self.arguments[operand]
 
     def address(self, operand: str) -> int:
@@ -257,7 +262,8 @@ def _arrive(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 def _ask(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     del kind
-    lane.registers[parts[0]] = 1
+    lane.asked += 1
+    lane.registers[parts[0]] = int(lane.asked % lane.machine.asks == 0)
 
 
 def _elect(lane: _Lane, parts: list[str], kind: list[str]) -> None:

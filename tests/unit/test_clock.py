@@ -217,6 +217,34 @@ def test_a_clock_that_changes_during_the_launch_is_told_and_widens_the_uncertain
     assert fitted.uncertainty_ns > 1000
 
 
+@pytest.mark.parametrize("each", [1, 2, 9])
+@pytest.mark.parametrize("slower", [0.01, 0.15])
+def test_pairs_in_the_middle_of_a_launch_whose_clock_changed_widen_the_uncertainty(each: int, slower: float) -> None:
+    """The line joins the ends: what lies between is farthest off, and is no damage."""
+    own, end_ns = Clock(), 50_000_000
+    times = np.array([0, *(end_ns // 2 + np.arange(each) * 1000), end_ns])
+    cycles = np.array([cycles_under_load(own, t, end_ns // 2, end_ns, slower) for t in times])
+    fitted = clock.fit(np.zeros(len(times), np.int64), ZERO_NS + times // 32 * 32, cycles, step_ns=32)
+    off = np.abs(fitted.to_ns(np.zeros(len(times), np.int64), cycles) - (ZERO_NS + times)).max()
+    assert off > 100_000
+    assert off <= 1.1 * fitted.uncertainty_ns
+    assert fitted.changed
+
+
+@pytest.mark.parametrize("nominal", [None, 1.98])
+@pytest.mark.parametrize("at_ns", [-2_000_000, 1_000_000])
+def test_clocks_on_either_side_of_the_pairs_are_right_within_the_uncertainty(nominal: float | None, at_ns: int) -> None:
+    own = Clock(cycles_per_ns=1.7)  # slower than is reported, as under load
+    begin_ns = 5_000_000
+    pair = ([0], [own.globaltimer(own.cycles(begin_ns))], [own.cycles(begin_ns)])
+    wanted = np.array([own.cycles(begin_ns + at_ns)])
+    fitted = clock.fit(*pair, step_ns=32, nominal_cycles_per_ns=nominal, wanted_cycles=([0], wanted))
+    off = abs(int(fitted.to_ns(0, wanted)[0]) - (ZERO_NS + begin_ns + at_ns))
+    assert 100_000 < off <= fitted.uncertainty_ns
+    told = [problem.text for problem in fitted.problems if problem.kind == "clock_extrapolated"]
+    assert ("first events" if at_ns < 0 else "last events") in told[0]
+
+
 @pytest.mark.parametrize("base", [2**63 - 1000, 2**63 - 10**9, 2**63 + 10**6, 2**64 - 10**9])
 def test_clock_values_round_two_to_the_63_give_exact_differences(base: int) -> None:
     own = Clock(offset_cycles=0, cycles_per_ns=2.0)
@@ -269,10 +297,10 @@ def test_integers_of_any_size_are_taken_modulo_two_to_the_64() -> None:
     assert clock.int64([]).tolist() == []
 
 
-def cycles_under_load(own: Clock, ns: float, begin_ns: float, end_ns: float) -> int:
-    """clock64 of an SM whose clock runs a tenth slower from `begin_ns` to `end_ns`."""
+def cycles_under_load(own: Clock, ns: float, begin_ns: float, end_ns: float, slower: float = 0.1) -> int:
+    """clock64 of an SM whose clock runs slower, by a tenth, from `begin_ns` to `end_ns`."""
     slow = min(max(ns - begin_ns, 0.0), end_ns - begin_ns)
-    return int(own.offset_cycles + own.cycles_per_ns * (ns - 0.1 * slow))
+    return int(own.offset_cycles + own.cycles_per_ns * (ns - slower * slow))
 
 
 @pytest.mark.parametrize("blocks", [1, 2])

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from warplens.clock.chords import Chords, chords
 from warplens.clock.pairs import (
+    CHANGED_RATE,
     F64,
-    GROSS_RATE_ERROR,
     I64,
     Bool,
     ClockProblem,
@@ -129,12 +129,13 @@ def fit(
     guess = guess_rate(pairs)
     if guess is None:
         guess = _fallback_rate(nominal_cycles_per_ns, problems)
-        rates = Rates(np.full(size, guess), np.full(size, guess * GROSS_RATE_ERROR))
+        unsure = CHANGED_RATE if nominal_cycles_per_ns and nominal_cycles_per_ns > 0 else 1.0
+        rates = Rates(np.full(size, guess), np.full(size, guess * unsure))
         pairs.reject_gross(guess, size)
     else:
         pairs.reject_gross(guess, size)
         rates = find_rates(pairs, size, guess, problems, nominal_cycles_per_ns)
-    plausible = pairs.kept & ~pairs.calibrated
+    plausible = pairs.plausible(guess, size)
     out = _offsets(pairs, rates, size, problems)
     _tell_of_change(out, pairs, plausible)
     if wanted_cycles is not None:
@@ -225,7 +226,7 @@ def _tell_of_change(out: ClockMap, pairs: Pairs, plausible: Bool) -> None:
         return
     cycles = own.cycles + np.int64(pairs.base_cycles) - out.base_cycles[own.sm]
     off = np.abs(own.read - out.offset_ns[own.sm] - cycles * out.ns_per_cycle[own.sm])
-    worst = float(np.percentile(off, _MOST_PAIRS))
+    worst = float(np.percentile(off, _MOST_PAIRS, method="higher"))
     if worst > 2 * pairs.step_ns + _FINE_NS:
         out.changed = True
         out.uncertainty_ns = max(out.uncertainty_ns, worst)
@@ -239,14 +240,20 @@ def _extrapolate(out: ClockMap, rates: Rates, sm: I64, cycles: I64, pairs: Pairs
         return
     ns = since * out.ns_per_cycle[sm] + out.offset_ns[sm]
     worst = float((out.half_width_ns[sm] + rates.error[sm] * np.abs(since)).max())
-    beyond_ns = float(ns.max() - pairs.read[pairs.kept].max())
-    if beyond_ns > pairs.step_ns and worst > out.uncertainty_ns:
-        out.uncertainty_ns = worst
-        text = (
-            f"the last events lie {beyond_ns / 1e6:.3g} ms behind the last clock pair: their times follow from the "
-            f"rate before, to {worst / 1e3:.3g} us if the SM clock did not change"
-        )
-        out.problems.append(ClockProblem("clock_extrapolated", 1, "note", text))
+    if worst <= out.uncertainty_ns:
+        return
+    out.uncertainty_ns = worst
+    read = pairs.read[pairs.kept]
+    for beyond_ns, events, other, way in (
+        (float(ns.max() - read.max()), "last events", "behind the last", "before"),
+        (float(read.min() - ns.min()), "first events", "before the first", "behind it"),
+    ):
+        if beyond_ns > pairs.step_ns:
+            text = (
+                f"the {events} lie {beyond_ns / 1e6:.3g} ms {other} clock pair: their times follow from the rate "
+                f"{way}, to {worst / 1e3:.3g} us if the SM clock did not change"
+            )
+            out.problems.append(ClockProblem("clock_extrapolated", 1, "note", text))
 
 
 def _reject_fine(pairs: Pairs, rest: F64, slack: F64, size: int, problems: list[ClockProblem]) -> None:

@@ -108,6 +108,22 @@ class Pairs:
             self.kept &= ~stray[self.sm]
         self.rejected = int((~self.kept).sum())
 
+    def plausible(self, guess: float, size: int) -> Bool:
+        """Which pairs are the launch's own and no damage: those kept, and those that a clock which changed may have led
+        off the line between the others, wherever in the launch they lie.
+        """
+        out = np.zeros(len(self.sm), np.bool_)
+        own = self.part(~self.calibrated)
+        if not len(own.sm):
+            return out
+        left, right = extent(own, own.kept, size)
+        residual = own.read - own.cycles * guess
+        span = np.maximum(right - left, 0).astype(np.float64) * guess
+        off = np.abs(residual - own.median(residual, size)[own.sm])
+        inside = (own.cycles >= left[own.sm]) & (own.cycles <= right[own.sm])
+        out[~self.calibrated] = own.kept | (inside & (off <= CHANGED_RATE * span[own.sm]))
+        return out
+
     def _near(self, residual: F64, center: F64, middle: F64, guess: float) -> Bool:
         """Which pairs lie no farther from the center of their SM than a clock between both can have led."""
         far = np.abs(self.cycles - middle[self.sm]) * guess

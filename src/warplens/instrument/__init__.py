@@ -261,7 +261,8 @@ class _Entry:
 
     def _straight(self, plan: Plan) -> int | None:
         """The number of marks when each is passed once and their records fit one chunk."""
-        if len(plan.marks) > MOST_STRAIGHT or any(mark.guard for mark in plan.marks):
+        some_times = any(mark.guard or self._flow.is_behind_jump(mark.index, mark.behind) for mark in plan.marks)
+        if len(plan.marks) > MOST_STRAIGHT or some_times:
             return None
         blocks = [0, *(self._flow.block_of[mark.index] for mark in plan.marks)]
         return len(plan.marks) if self._flow.passed_once(blocks) else None

@@ -27,6 +27,7 @@ _LINE_COMMENT: Final = re.compile(r"[ \t]*+//([^\n]*+)")
 _OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):([0-9]{1,9}):([0-9]{1,9})[\s\]]*\Z")
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
 _REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzw]\b)?")
+_ROWS: Final = re.compile(r"%n?tid(?:\.[yz]|(?![.\w]))")
 _ENDS: Final = frozenset({"ret", "exit", "trap"})
 
 Place = tuple[int, int, int]
@@ -226,6 +227,17 @@ class Flow:
             for following in block.after:
                 self.blocks[following].before.append(number)
 
+    def leaves(self, number: int) -> bool:
+        """Whether an instruction ends the kernel for who takes it: ret, exit, or a branch to a label at the end."""
+        labels = self._targets[number] or ()
+        return self.code[number].name in ("ret", "exit") or any(not self._exists(label) for label in labels)
+
+    @cached_property
+    def ends_at_label(self) -> bool:
+        """Whether a branch leads to a label that no instruction follows."""
+        leaves = [number for number in range(len(self.code)) if self.leaves(number)]
+        return any(self.code[number].name not in ("ret", "exit") for number in leaves)
+
     def _exists(self, label: int) -> bool:
         """Whether an instruction stands behind the label: else it is the function's end."""
         return self._labels[label][0] < len(self.code)
@@ -321,7 +333,7 @@ class Flow:
     @cached_property
     def _ends_together(self) -> bool:
         """Whether no `ret` or `exit` lets some lanes of a warp go before the others."""
-        ends = [own for own in self.code if own.predicate and own.name in ("ret", "exit")]
+        ends = [own for number, own in enumerate(self.code) if own.predicate and self.leaves(number)]
         return all(self._lanes[1].is_same(own.predicate) for own in ends)
 
     def is_apart(self, index: int, behind: bool) -> bool:
@@ -330,7 +342,11 @@ class Flow:
         return self.block_of[index] not in self.lone and self._is_in(self._lanes[0], index, behind)
 
     def is_in_part(self, index: int, behind: bool) -> bool:
-        """Whether some lanes of a warp may not come there: they wait, or go to the function's end."""
+        """Whether some lanes of a warp may not come there: they wait, or go to the function's end.
+
+        Lanes that a predicated `ret` or `exit` took are not counted: vote.sync and bar.warp.sync wait for those of
+        their mask that have not exited.
+        """
         return self._is_in(self._lanes[1], index, behind)
 
     def _is_in(self, lanes: Lanes, index: int, behind: bool) -> bool:
@@ -338,23 +354,38 @@ class Flow:
         jumps = behind and index == self.blocks[block].stop - 1 and len(self.blocks[block].after) > 1
         return block in lanes.apart or (jumps and block in lanes.parting)
 
+    def is_behind_jump(self, index: int, behind: bool) -> bool:
+        """Whether a place lies behind a jump, where only those come that did not take it."""
+        return behind and self.code[index].name in (*_ENDS, "bra", "brx")
+
     def passed_once(self, blocks: Sequence[int]) -> bool:
-        """Whether each warp that comes to the function's end has passed each of these blocks once, in this order."""
-        looped = {block for loop in self.loops for block in loop.blocks}
-        ends = [b for b in self.reached if not self.blocks[b].after]
+        """Whether each warp that comes to the function's end, or leaves before, has passed each of these blocks once,
+        in this order."""
+        after = [block.after for block in self.blocks]
+        ends = [b for b in self.reached if not self.blocks[b].after or self.leaves(self.blocks[b].stop - 1)]
         chain = [*dict.fromkeys(blocks)]
         return (
-            looped.isdisjoint(chain)
+            all(block not in _reach(after, after[block]) for block in chain)
             and all(self.dominates(one, then) for one, then in itertools.pairwise(chain))
             and all(self.dominates(block, end) for block in chain for end in ends)
         )
 
     def one_dimensional(self) -> bool:
-        """Whether the header says that a block's threads differ in x alone."""
+        """Whether a block's threads differ in x alone: the header requires it, or names one size and nothing reads the
+        others. A header's maximum is that of the product of a block's sizes: it allows blocks of more rows."""
         head = self.module.bare(self.function.head)
-        found = re.search(r"\.(?:reqntid|maxntid)\s+([\d\s,]+)", head)
-        sizes = [size.strip() for size in found[1].split(",")] if found else ["", ""]
-        return all(size in ("1", "") for size in sizes[1:]) and found is not None
+        found = re.search(r"\.(reqntid|maxntid)\s+([\d\s,]+)", head)
+        sizes = [size.strip() for size in found[2].split(",")] if found else []
+        if found is None or any(size not in ("1", "") for size in sizes[1:]):
+            return False
+        return found[1] == "reqntid" or not self._reads_rows
+
+    @cached_property
+    def _reads_rows(self) -> bool:
+        """Whether the function, or one that it may call, reads a thread's place in y or z."""
+        if any(own.name == "call" for own in self.code):
+            return _ROWS.search(self.module.text) is not None
+        return any(_ROWS.search(own.operands) for own in self.code)
 
 
 def _reach(after: Sequence[Sequence[int]], begin: Sequence[int], stop: set[int] | None = None) -> set[int]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from warplens import layout
 from warplens.errors import PtxError
-from warplens.instrument.flow import Block, Flow, Instruction, Loop, reach
+from warplens.instrument.flow import Block, Flow, Loop, reach
 from warplens.instrument.read import LINE, STATEMENT, Module
 from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
@@ -60,6 +60,7 @@ class Inserter:
         self._statements = flow.module.statements
         self._number = 0
         self._rare: list[str] = []
+        self._asked: dict[int, int] = {}  # the question for space of a ret within braces
         self._scopes = Scopes(flow)
         self.pieces: list[Piece] = []
         self._places = [
@@ -79,17 +80,21 @@ class Inserter:
         ask, opened = self._places_to_open()
         self._add(ask, self._recorder.ask())
         self._add(opened, self._recorder.open(code))
+        leaves = [n for n, own in enumerate(self._flow.code) if own.name in _LEAVES and self._is_reached(n)]
+        for number in leaves:
+            self._stay(number)
         turns = [] if self._recorder.straight is not None else self._turns()
-        self._turn_of = {block: turn for turn in turns for block in turn.loop.blocks}
+        self._turn_of = {mark: turn for turn in turns for mark in turn.records}
         runs = [*self._runs()]
         blocks = [self._flow.block_of[run[0].index] for run in runs]
         for run, own, behind in zip(runs, blocks, [*blocks[1:], None], strict=False):
             self._run(run, is_last=own != behind)
         for turn in turns:
             self._ask_each_turn(turn)
-        for number, instruction in enumerate(self._flow.code):
-            if instruction.name in _LEAVES and self._flow.block_of[number] in self._flow.reached:
-                self._leave(number, instruction)
+        for turn in turns:  # behind the jump of a loop that this one follows
+            self._ask_outside(turn)
+        for number in leaves:
+            self._leave(number)
         self._finish()
         return self.pieces
 
@@ -106,16 +111,29 @@ class Inserter:
         """Where to ask for memory and where to use it, both in the first block and in front of its first mark.
 
         What was asked for takes as long as a load that misses all caches: it is asked for behind the last load that
-        the block begins with, so that both are waited for together.
+        the block begins with, so that both are waited for together. A first block that a jump leads back to comes
+        behind both.
         """
         flow = self._flow
+        if flow.blocks[0].before:
+            return self._begin_of_code(), self._begin_of_code()
         block = flow.blocks[0]
         first = min((m.index + m.behind for m in self._plan.marks if flow.block_of[m.index] == 0), default=block.stop)
         last = next((n for n in range(block.start, min(first, block.stop)) if flow.code[n].name in _JUMPS), first)
         opened = min(first, last, block.stop)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
         ask = loads[-1] + 1 if loads else opened
-        return self._in_block(block, min(ask, opened)), self._in_block(block, opened)
+        return self._open_at(block, min(ask, opened)), self._open_at(block, opened)
+
+    def _open_at(self, block: Block, index: int) -> int:
+        """The last place in the first block in front of an instruction, or behind the one before it, that is not among
+        others within braces."""
+        for number in range(min(index, block.stop - 1), block.start - 1, -1):
+            statement, behind = self._flow.code[number].statement, number < index == block.stop
+            for side in (True, False) if behind else (False,):
+                if self._scopes.is_outside(statement, side):
+                    return self._scopes.outside(statement, side)
+        return self._begin_of_code()
 
     def _in_block(self, block: Block, index: int) -> int:
         """The place in the text in front of an instruction of the block, or behind its last."""
@@ -137,10 +155,9 @@ class Inserter:
     def _goes_with(self, run: list[Mark], mark: Mark) -> bool:
         before = run[-1]
         flow = self._flow
-        if before.guard or mark.guard or len(run) == MOST_MARKS:
+        if before.guard or mark.guard or len(run) == MOST_MARKS or flow.is_behind_jump(mark.index, mark.behind):
             return False
-        jumps = before.behind and flow.code[before.index].name in _JUMPS
-        return not jumps and flow.block_of[before.index] == flow.block_of[mark.index]
+        return flow.block_of[before.index] == flow.block_of[mark.index]
 
     def _run(self, run: list[Mark], *, is_last: bool) -> None:
         """`is_last`: of its block. What stands behind it there must find the place where it is."""
@@ -150,7 +167,7 @@ class Inserter:
             return
         flow = self._flow
         block = flow.block_of[run[0].index]
-        turn = self._turn_of.get(block)
+        turn = self._turn_of.get(id(run[0]))
         held: tuple[int, int] | None = None  # a record that is not stored yet: its register and place
         for slot, mark in enumerate(run):
             together = not flow.is_in_part(mark.index, mark.behind)
@@ -217,12 +234,17 @@ class Inserter:
         out = []
         done: set[int] = set()
         for loop in self._flow.loops:
-            marks = [mark for mark in self._plan.marks if self._flow.block_of[mark.index] in loop.blocks]
-            turn = self._turn(loop, marks)
+            turn = self._turn(loop, [mark for mark in self._plan.marks if self._is_within(mark, loop)])
             if turn is not None and done.isdisjoint(loop.blocks):
                 out.append(turn)
                 done |= loop.blocks
         return out
+
+    def _is_within(self, mark: Mark, loop: Loop) -> bool:
+        """Whether a mark is the loop's: not where it stands behind a jump, and who does not jump leaves the loop."""
+        block = self._flow.block_of[mark.index]
+        behind_jump = self._flow.is_behind_jump(mark.index, mark.behind)
+        return block in loop.blocks and (not behind_jump or block + 1 in loop.blocks)
 
     def _turn(self, loop: Loop, marks: list[Mark]) -> _Turn | None:
         """None for a loop without marks, and where not each of them is passed once a turn at most."""
@@ -237,23 +259,28 @@ class Inserter:
         ends = [flow.code[flow.blocks[block].stop - 1] for block in (*outside, *latches)]
         if last.name != "bra" or label < 0 or any(self._scopes.depth(own.statement) for own in ends):
             return None
-        if loop.header not in flow.blocks[latches[0]].after[:1]:
+        if loop.header not in flow.blocks[latches[0]].after[:1] or (last.predicate and latches[0] + 1 == loop.header):
             return None
+        behind_jump = {mark.index for mark in self._plan.marks if flow.is_behind_jump(mark.index, mark.behind)}
+        if loop.header - 1 in outside and flow.blocks[loop.header].start - 1 in behind_jump:
+            return None  # a mark between the question and the loop
         marked = {flow.block_of[mark.index] for mark in marks}
         if any(block in reach(flow, flow.blocks[block].after, loop.header) for block in marked - {loop.header}):
             return None
         name = flow.module.source(label).rstrip().removesuffix(":").rstrip()
-        at_end = [mark for mark in marks if flow.block_of[mark.index] == latches[0]]
+        at_end = [mark for mark in marks if flow.block_of[mark.index] == latches[0] and mark.index not in behind_jump]
         asks_at = id(at_end[0]) if at_end and len(marks) + len(at_end) <= layout.BLOCK_RECORD_SLOTS else 0
         records = {id(mark): number for number, mark in enumerate(marks)}
         return _Turn(loop, len(marks), latches[0], outside, name, records, asks_at, len(at_end))
 
+    def _ask_outside(self, turn: _Turn) -> None:
+        for number in turn.outside:
+            block = self._flow.blocks[number]
+            together = not self._flow.is_in_part(block.stop - 1, False)
+            self._add(self._end_of_block(block), self._recorder.check(self._next(), turn.marks, together))
+
     def _ask_each_turn(self, turn: _Turn) -> None:
         flow, recorder = self._flow, self._recorder
-        for number in turn.outside:
-            block = flow.blocks[number]
-            together = not flow.is_in_part(block.stop - 1, False)
-            self._add(self._end_of_block(block), recorder.check(self._next(), turn.marks, together))
         block = flow.blocks[turn.latch]
         last = flow.code[block.stop - 1]
         together = not flow.is_in_part(block.stop - 1, False)
@@ -268,26 +295,39 @@ class Inserter:
         self._rare += self._recorder.next(self._number, back, records)
         return self._number
 
-    def _leave(self, number: int, own: Instruction) -> None:
+    def _is_reached(self, number: int) -> bool:
+        return self._flow.block_of[number] in self._flow.reached
+
+    def _stay(self, number: int) -> None:
+        """The label behind a ret or exit for who does not take it, in front of all else that comes there; within braces
+        also what is rare at the warp's end."""
+        own = self._flow.code[number]
+        rare: list[str] = []
+        if self._scopes.depth(own.statement):  # labels within braces cannot be seen from where else it would stand
+            rare, self._rare = self._rare, rare
+            self._asked[number] = self._next()
+            rare, self._rare = self._rare, rare
+        text = [*rare, *([f"$wl_stay_{number}:"] if own.predicate else [])]
+        if text:
+            self._add(self._statements[own.statement].end, text)
+
+    def _leave(self, number: int) -> None:
         """The warp's end in front of a ret or exit; round both goes who does not take it."""
-        start = self._statements[own.statement].start
+        own = self._flow.code[number]
         together = not self._flow.is_in_part(number, False) and not own.predicate
-        text = self._recorder.end(self._next(), together)
+        text = self._recorder.end(self._asked.get(number) or self._next(), together)
         if own.predicate:
-            skip = f"$wl_stay_{self._number}"
             sign = "" if own.negated else "!"
-            self._add(start, [f"@{sign}{own.predicate} bra {skip};", *text], END_CODE)
-            self._add(self._statements[own.statement].end, [f"{skip}:"])
-        else:
-            self._add(start, text, END_CODE)
+            text = [f"@{sign}{own.predicate} bra $wl_stay_{number};", *text]
+        self._add(self._statements[own.statement].start, text, END_CODE)
 
     def _finish(self) -> None:
         """What is rare goes behind the last instruction."""
         last = self._flow.code[-1]
         end = self._statements[last.statement].end
-        if self._scopes.depth(last.statement):
+        if self._scopes.depth(last.statement) or self._flow.ends_at_label:
             end = self._statements[self._flow.function.last].start
-        if last.name not in _JUMPS or last.predicate:  # falls off the end, which is a ret
+        if last.name not in _JUMPS or last.predicate or self._flow.ends_at_label:  # falls off the end, which is a ret
             self._add(end, [*self._recorder.end(self._next(), False), "ret;"], END_CODE)
         self._add(end, self._rare)
 

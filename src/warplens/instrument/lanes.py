@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 _DIFFER: Final = frozenset({"%tid", "%tid.x", "%tid.y", "%tid.z", "%laneid"})
 _BY_LANE: Final = ("%lanemask",)
-_SAME: Final = frozenset({"vote", "redux", "activemask", "bar", "barrier"})
+_SAME: Final = frozenset({"activemask", "bar", "barrier"})
 """Opcodes whose result is that of the whole warp, whatever goes in."""
+_AMONG: Final = frozenset({"vote", "redux"})
+"""Opcodes whose result is that of the lanes in a mask, the last operand: of the whole warp where all name one mask."""
 _KEEPS: Final = frozenset(
     (  # noqa: SIM905  (a list of them takes fifty lines)
         "abs add addc and bfe bfi bfind brev clz cnot copysign cos cvt cvta div ex2 fma fns isspacep ld ldu lg2 lop3 "
@@ -90,8 +92,10 @@ class Lanes:
         if name in _SAME:
             return False
         parts = [part.strip() for part in own.operands.split(",")]
+        if name in _AMONG:
+            return not self.is_same(parts[-1])
         if name == "shfl":  # shfl.sync.idx d, a, lane, clamp, mask
-            return not (".idx" in own.opcode and len(parts) > 2 and self.is_same(parts[2]))
+            return not (".idx" in own.opcode and len(parts) > 3 and self.is_same(parts[2]) and self._is_whole(parts[3]))
         if name not in _KEEPS or own.opcode.startswith("ld.local"):
             return True
         if own.opcode.startswith("ld.param"):  # else of what a call gave back
@@ -117,6 +121,12 @@ class Lanes:
         if own.name == "setp":
             return value % 32 == 0 and own.opcode.split(".")[1:2] in (["lt"], ["ge"], ["lo"], ["hs"])
         return False
+
+    def _is_whole(self, clamp: str) -> bool:
+        """Whether a shuffle's fourth operand makes one segment of the warp: else each of its segments has a lane 0."""
+        made = [own.operands for own in self._flow.code if clamp in own.targets]
+        value = integer(made[0].rpartition(",")[2].strip() if len(made) == 1 else clamp)
+        return value is not None and value >> 8 & 31 == 0
 
     def is_same(self, operand: str) -> bool:
         """Whether an operand, or a predicate ("" for none), holds the same in all lanes that come there."""

@@ -204,7 +204,9 @@ class Planner:
             return wait.first, False
         flow = self._flow
         header = flow.block_of[wait.first]
-        loop = next(own for own in flow.loops if own.header == header)
+        loop = next((own for own in flow.loops if own.header == header), None)
+        if loop is None:
+            return None  # control comes to another block of it first
         outside = [block for block in flow.blocks[header].before if block not in loop.blocks]
         if not outside and header == 0:
             return None

@@ -165,6 +165,47 @@ def test_a_branch_by_the_warps_number_keeps_lanes_together() -> None:
     assert "ptx:12 wait nanosleep" in names(found)
 
 
+HALF = "and.b32 %r2, %r1, 16; shl.b32 %r3, 65535, %r2;"  # a mask of the half of the warp that a lane is in
+
+
+@pytest.mark.parametrize(
+    ("asks", "together"),
+    [
+        ("vote.sync.any.pred %p1, %p2, -1;", True),
+        (f"{HALF} vote.sync.any.pred %p1, %p2, %r3;", False),
+        (f"{HALF} redux.sync.add.s32 %r4, %r1, %r3; setp.ne.s32 %p1, %r4, 0;", False),
+        ("redux.sync.add.s32 %r4, %r1, 0xffffffff; setp.ne.s32 %p1, %r4, 0;", True),
+        ("shfl.sync.idx.b32 %r4, %r1, 0, 31, -1; setp.ne.s32 %p1, %r4, 0;", True),
+        ("mov.u32 %r5, 31; shfl.sync.idx.b32 %r4|%p2, %r1, 0, %r5, -1; setp.ne.s32 %p1, %r4, 0;", True),
+        ("shfl.sync.idx.b32 %r4, %r1, 0, 4127, -1; setp.ne.s32 %p1, %r4, 0;", False),
+        ("mov.u32 %r5, 4127; shfl.sync.idx.b32 %r4|%p2, %r1, 0, %r5, -1; setp.ne.s32 %p1, %r4, 0;", False),
+    ],
+)
+def test_what_a_part_of_a_warp_agrees_on_may_part_it(asks: str, together: bool) -> None:
+    """A warp-wide vote of the recorder would wait for lanes that are elsewhere."""
+    body = SLEEPING.format(5).partition(";")[2]
+    assert any("nanosleep" in name for name in names(marked(f"{asks}{body}"))) == together
+
+
+@pytest.mark.parametrize(
+    ("head", "reads", "one"),
+    [
+        (".reqntid 128", "%tid.y", True),
+        (".reqntid 64, 2", "%tid.x", False),
+        (".maxntid 128, 1, 1", "%tid.x", True),
+        (".maxntid 128, 1, 1", "%tid.y", False),
+        (".maxntid 128", "%ntid.z", False),
+        ("", "%tid.x", False),
+    ],
+)
+def test_a_maximum_of_threads_allows_blocks_of_more_rows(head: str, reads: str, one: bool) -> None:
+    body = f"mov.u32 %r2, {reads};\n{SLEEPING.format(64)}"
+    text = WAITING.format(body=body, arch="sm_90").replace("(.param .u64 n)", f"(.param .u64 n)\n{head}")
+    found = instrument(text)
+    assert any("nanosleep" in name for name in names(found)) == one
+    assert ("%ntid.x" in found.text) == (not one)
+
+
 def test_constant_memory_that_is_used_up_is_not_asked_for_more() -> None:
     full = SMALL.replace(".visible .entry", ".const .align 4 .b8 much[65500];\n.visible .entry")
     assert ".visible .global .align 8 .b8 warplens_device" in instrument(full).text

@@ -6,56 +6,24 @@ recorded is read word by word, so that the decoder's leniency hides nothing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ptx_machine import Machine
-from tests.unit.instrument.test_recorder import kinds, run
+from tests.random_kernels import kernel, programs
+from tests.unit.instrument.test_recorder import CHUNKS, Run, kinds, run
 from warplens import layout
-from warplens.instrument import Selection
+from warplens.instrument import Selection, instrument
 from warplens.instrument.flow import Flow
 from warplens.instrument.read import read
 from warplens.instrument.recorder import END_CODE
 from warplens.instrument.sites import Planner
 from warplens.layout import ChunkFlag
-
-HEAD = """
-.version 8.0
-.target sm_90
-.address_size 64
-.visible .entry made(.param .u32 n)
-.reqntid 64
-{
-	.reg .b32 %r<8>;
-	.reg .pred %p<8>;
-	ld.param.u32 %r1, [n];
-	mov.u32 %r2, 0;
-$again:
-	and.b32 %r4, %r2, 1;
-	setp.ne.u32 %p3, %r4, 0;
-"""
-TAIL = """
-	add.u32 %r2, %r2, 1;
-	setp.lt.u32 %p1, %r2, %r1;
-	@%p1 bra $again;
-	ret;
-}
-"""
-ITEMS = {
-    "barrier": "	bar.sync {n};",
-    "work": "	st.global.u32 [1024], %r2;" + "\n	add.u32 %r5, %r2, 3;" * 9,
-    "arrive": "	mbarrier.arrive.shared.b64 _, [full];",
-    "arrive in odd turns": "	@%p3 mbarrier.arrive.shared.b64 _, [full];",
-    "arrive in even turns": "	@!%p3 mbarrier.arrive.shared.b64 _, [full];",
-    "skip in odd turns": "	@%p3 bra $over{n};\n	bar.sync 2;\n	st.global.u32 [1024], %r2;\n$over{n}:",
-    "lane 0 alone": (
-        "	mov.u32 %r3, %tid.x;\n	setp.ne.u32 %p2, %r3, 0;\n	@%p2 bra $lone{n};\n"
-        "	mbarrier.arrive.shared.b64 _, [empty];\n$lone{n}:"
-    ),
-}
 
 
 @dataclass
@@ -69,12 +37,32 @@ class Watched(Machine):
             self.passed.setdefault(thread // 32, []).append((at, taken))
 
 
-def expected(text: str, turns: int) -> dict[int, list[int]]:
+@dataclass
+class Guarded(Machine):
+    """Fails where a chunk is written by two warps, or a record twice."""
+
+    owners: dict[int, int] = field(default_factory=dict)
+    warp: int = 0
+
+    def executed(self, thread: int, at: int, taken: bool) -> None:
+        del at, taken
+        self.warp = thread // 32
+
+    def store(self, address: int, value: int) -> None:
+        if address >= CHUNKS:
+            chunk, word = divmod((address - CHUNKS) // 4, layout.CHUNK_WORDS)
+            assert self.owners.setdefault(chunk, self.warp) == self.warp, f"chunk {chunk} is another warp's"
+            is_record = layout.HEADER_WORDS <= word < layout.BLOCK_RECORD_WORD
+            assert not (is_record and address in self.touched), f"word {word} of chunk {chunk} is written twice"
+        super().store(address, value)
+
+
+def expected(text: str, turns: int, asks: int = 1) -> dict[int, list[int]]:
     """Codes of the marks that each warp passes."""
     module = read(text)
     flow = Flow(module, module.entries[0])
     plan = Planner(flow, Selection("all")).plan()
-    machine = Watched({"full": 64, "empty": 72})
+    machine = Watched({"full": 64, "empty": 72, "out": 1024}, asks=asks)
     machine.run(text, grid=1, threads=64, grid_id=5, arguments={"n": turns})
     first = 1 << layout.CODE_SITE_SHIFT | layout.Verb.PHASE << layout.CODE_VERB_SHIFT
     out = {}
@@ -82,7 +70,7 @@ def expected(text: str, turns: int) -> dict[int, list[int]]:
         codes = [first]
         for at, taken in passed:
             for behind in (False, True):
-                jumps = behind and taken and flow.code[at].name == "bra"
+                jumps = behind and taken and flow.code[at].name in ("bra", "ret", "exit")
                 here = [mark for mark in plan.marks if (mark.index, mark.behind) == (at, behind) and not jumps]
                 codes += [
                     mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
@@ -110,21 +98,102 @@ def recorded(chunks: np.ndarray, code_bits: int) -> dict[int, list[int]]:
     return out
 
 
+BARRIERS = ["barrier", "work"]
+FAULTS: dict[str, list[object]] = {
+    "a wait behind the jump back": [("while", ["barrier", "work", "barrier", "work"]), "ask and work"],
+    "a wait behind a jump": [("while", ["barrier", ("if", ["ask and work", "barrier"]), "work"])],
+    "a wait behind a ret": ["barrier", "ret", "ask and work", "barrier"],
+    "a wait behind a ret in a loop": [("while", ["barrier", "ret", "ask and work", "barrier"])],
+    "a ret between marks that are passed once": ["barrier", "work", "ret", "barrier"],
+    "a smaller loop behind one": [
+        ("pair", [*BARRIERS * 5, ("if", BARRIERS), *BARRIERS, *["nothing"] * 12, "barrier"]),
+    ],
+    "a jump back to where it falls": [("next", ["barrier", "work", "barrier", "work"])],
+    "a loop with two entries": [("middle", ["barrier"])],
+    "a label at the end": [("while", ["barrier", "to the end", "barrier"])],
+    "a label at the end of what is passed once": ["barrier", "work", "to the end", "barrier"],
+    "a first block that ends within braces": ["ask among others in braces", "barrier"],
+    "a loop that asks, entered in its middle": [("turned", ["ask"])],
+}
+"""Programs that the recorder once got wrong."""
+made = st.builds(kernel, programs, st.integers(0, 999), again=st.sampled_from([False] * 7 + [True]))
+
+
 @settings(max_examples=25, deadline=None)
 @given(
-    items=st.lists(st.sampled_from(list(ITEMS)), min_size=1, max_size=9),
-    turns=st.integers(1, 12),
+    text=made,
+    turns=st.integers(1, 6),
     slab=st.integers(1, 3),
     others=st.sampled_from([0, 2, 5]),
+    asks=st.integers(1, 3),
 )
 def test_the_records_of_a_warp_are_those_of_the_marks_that_it_passed(
-    items: list[str], turns: int, slab: int, others: int
+    text: str, turns: int, slab: int, others: int, asks: int
 ) -> None:
-    body = "\n".join(ITEMS[item].format(n=number) for number, item in enumerate(items))
-    text = f"{HEAD}{body}{TAIL}"
-    done = run(text, turns=turns, slab=slab, depth=400, machine=Machine({}, others=others))
-    sites = done.trace.manifest["site_sets"][0]["sites"]
-    assert recorded(done.chunks, layout.code_bits(len(sites))) == expected(text, turns)
+    check_records(text, turns, slab, others, asks)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_was_once_wrong_is_right(name: str) -> None:
+    for turns, seed in ((2, 3), (9, 1)):
+        check_records(kernel(FAULTS[name], seed, again=False), turns)
+
+
+def test_a_first_block_that_is_a_loops_begin_opens_one_chunk() -> None:
+    check_records(kernel(["barrier", "work"], 0, again=True), 9)
+
+
+def test_a_ret_within_braces_reaches_what_is_rare() -> None:
+    """Labels within braces cannot be seen from outside."""
+    text = instrument(kernel([("while", ["barrier", "ret in braces"])], 0, again=False), Selection("all")).text
+    depth = 0
+    seen: dict[str, int] = {}
+    for line in text.splitlines():
+        depth += line.count("{") - line.count("}")
+        found = re.match(r"\s*(\$wl_\w+):", line)
+        seen |= {found[1]: depth} if found else {}
+        for label in re.findall(r"bra(?:\.uni)? (\$wl_\w+);", line):
+            seen.setdefault(f"from {label}", depth)
+    assert any(depth == 2 for label, depth in seen.items() if label.startswith("$wl_back"))
+    assert all(seen[label.removeprefix("from ")] <= depth for label, depth in seen.items() if label.startswith("from "))
+
+
+def check_records(text: str, turns: int, slab: int = 1, others: int = 0, asks: int = 1) -> None:
+    machine = Guarded({}, others=others, asks=asks)
+    done = run(text, turns=turns, slab=slab, depth=400, machine=machine)
+    assert recorded(done.chunks, code_bits(done)) == expected(text, turns, asks)
     assert done.lost_events == 0
     bad = {"gap", "no_end", "foreign_chunk", "unknown_record", "duplicate_chunk", "clock_disagrees", "time_goes_back"}
     assert not bad & kinds(done.trace)
+
+
+def code_bits(done: Run) -> int:
+    return layout.code_bits(len(done.trace.manifest["site_sets"][0]["sites"]))
+
+
+@settings(max_examples=10, deadline=None)
+@given(text=made, turns=st.integers(1, 6), slab=st.integers(1, 3), depth=st.integers(0, 2), asks=st.integers(1, 3))
+def test_without_space_the_first_records_of_a_warp_are_there_and_the_rest_are_counted(
+    text: str, turns: int, slab: int, depth: int, asks: int
+) -> None:
+    done = run(text, turns=turns, slab=slab, depth=depth, machine=Guarded({}, asks=asks))
+    found = recorded(done.chunks, code_bits(done))
+    lost = 0
+    for warp, codes in expected(text, turns, asks).items():
+        own = found.get(warp, [])
+        assert own == codes[: len(own)]
+        lost += max(len(codes) - 1 - len(own), 0)  # a warp's end is not counted
+    assert done.lost_events == lost
+    assert (done.lost_chunks > 0) == (lost > 0)
+
+
+@settings(max_examples=10, deadline=None)
+@given(text=made, turns=st.integers(1, 6), shift=st.sampled_from([18, 22, 23, 24, 31, 33]), number=st.integers(0, 6))
+def test_waits_longer_than_records_tell_are_exact_or_doubted_in_any_loop(
+    text: str, turns: int, shift: int, number: int
+) -> None:
+    done = run(text, turns=turns, depth=400, machine=Guarded({}, waits={str(number): 1 << shift}))
+    sites = [n for n, name in enumerate(done.trace.sites["name"]) if f" wait barrier {number}" in name]
+    spans = done.trace.spans.filter(done.trace.spans["site"].is_in(sites))
+    off = [abs(own - (1 << shift)) for own in spans["duration_cycles"]]
+    assert all(own < 5000 for own in off) or "wrapped" in kinds(done.trace)

@@ -105,7 +105,7 @@ def run(
         found = instrument(text.replace(".visible .entry", own, 1), Selection("all"), in_program=True)
     sites = found.kernels[0].site_set
     assert sites is not None
-    symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, "full": 64, "empty": 72}
+    symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, "full": 64, "empty": 72, "out": 1024}
     machine = machine or Machine(symbols)
     machine.symbols = symbols
     machine.store_wide(DESCRIPTOR, CONTROL)
