@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from warplens.instrument.flow import Flow, Instruction
 from warplens.instrument.read import read
@@ -75,8 +76,7 @@ class Machine:
 
         A lane's clock begins where its warp's did.
         """
-        module = read(text)
-        flow = Flow(module, next(own for own in module.entries if kernel in (None, own.name)))
+        flow = _flow(text, kernel)
         for block in range(grid):
             for warp in range(-(-threads // 32)):
                 begin, longest = self.clock, self.clock
@@ -87,6 +87,9 @@ class Machine:
                     _Lane(self, flow, special, arguments or {}).run()
                     longest = max(longest, self.clock)
                 self.clock = longest
+
+
+Action = Callable[["_Lane", list[str], list[str]], None]
 
 
 class _Lane:
@@ -125,8 +128,9 @@ class _Lane:
             return int(not self.value(operand[1:]))
         if operand in self.registers:
             return self.registers[operand]
-        if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", operand):
-            return int(operand.rstrip("U"), 0)
+        number = _number(operand)
+        if number is not None:
+            return number
         if operand == "%clock64":
             return machine.clock
         if operand == "%clock":
@@ -144,17 +148,31 @@ class _Lane:
         return self.value(base) + (int(offset) if offset else 0)
 
     def step(self, own: Instruction) -> None:
-        parts = _split(own.operands)
-        kind = own.opcode.split(".")
-        for name, action in ACTIONS.items():
-            if own.opcode == name or own.opcode.startswith(name + "."):
-                action(self, parts, kind)
-                return
-        raise AssertionError(f"the machine does not know {own.opcode} {own.operands}")
+        action, parts, kind = _decoded(own.opcode, own.operands)
+        action(self, parts, kind)
 
     def write(self, register: str, value: int, kind: list[str]) -> None:
         wide = kind[-1] in ("u64", "b64", "s64") or "wide" in kind
         self.registers[register.strip()] = value & (MASK64 if wide else MASK32)
+
+
+@lru_cache(maxsize=1 << 14)
+def _decoded(opcode: str, operands: str) -> tuple[Action, list[str], list[str]]:
+    for name, action in ACTIONS.items():
+        if opcode == name or opcode.startswith(name + "."):
+            return action, _split(operands), opcode.split(".")
+    raise AssertionError(f"the machine does not know {opcode} {operands}")
+
+
+@lru_cache(maxsize=1 << 14)
+def _number(operand: str) -> int | None:
+    return int(operand.rstrip("U"), 0) if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", operand) else None
+
+
+@lru_cache(maxsize=16)
+def _flow(text: str, kernel: str | None) -> Flow:
+    module = read(text)
+    return Flow(module, next(own for own in module.entries if kernel in (None, own.name)))
 
 
 def _split(operands: str) -> list[str]:
@@ -272,7 +290,7 @@ def _elect(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     lane.registers[predicate] = int(lane.special["%tid.x"] % 32 == 0)
 
 
-ACTIONS: dict[str, Callable[[_Lane, list[str], list[str]], None]] = {
+ACTIONS: dict[str, Action] = {
     "mov": _mov,
     "ld": _load,
     "st": _store,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,15 @@ from warplens.instrument import Selection
 STRAIGHT = '\nextern "C" __global__ void straight(int* n) { __syncthreads(); }'
 BOTH = "__global__ void __launch_bounds__(64) straight(int* n) {}\n__global__ void loop(int* n) {}"
 TEMPLATE = "template <typename T>\n__global__ void straight(T* n) {}  // void straight_float(void straight_double("
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _only_own_objects() -> Iterator[None]:
+    """What is there before is not looked through: collecting the garbage of a long run's many objects takes a while."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
