@@ -229,6 +229,18 @@ def test_pairs_in_the_middle_of_a_launch_whose_clock_changed_widen_the_uncertain
     assert off > 100_000
     assert off <= 1.1 * fitted.uncertainty_ns
     assert fitted.changed
+    if fitted.unjoined is not None:
+        assert fitted.unjoined in fitted.problems
+
+
+def test_pairs_of_one_sm_that_no_line_joins_are_an_error_and_a_change() -> None:
+    clocks = make_clocks(4)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=100_000, each=8)
+    ns[np.flatnonzero(sm == 3)[::3]] += 1_500
+    fitted = clock.fit(sm, ns, cycles, step_ns=32)
+    assert fitted.changed
+    assert fitted.unjoined is not None
+    assert (fitted.unjoined.kind, fitted.unjoined.severity) == ("clock_disagrees", "error")
 
 
 @pytest.mark.parametrize("nominal", [None, 1.98])

@@ -76,6 +76,8 @@ class ClockMap:
     problems: list[ClockProblem] = field(default_factory=list)
     changed: bool = False
     """Whether an SM's clock changed within the launch by more than its line can follow."""
+    unjoined: ClockProblem | None = None
+    """Of `problems`: that no line joins the pairs of some SMs."""
 
     def to_ns(self, sm: npt.ArrayLike, cycles: npt.ArrayLike) -> I64:
         """Nanoseconds of globaltimer (int64) for clock64 values `cycles` (int64 or uint64) read on `sm`."""
@@ -137,6 +139,7 @@ def fit(
         rates = find_rates(pairs, size, guess, problems, nominal_cycles_per_ns)
     plausible = pairs.plausible(guess, size)
     out = _offsets(pairs, rates, size, problems)
+    out.changed = out.unjoined is not None
     _tell_of_change(out, pairs, plausible)
     if wanted_cycles is not None:
         _extrapolate(out, rates, int64(wanted_cycles[0]), int64(wanted_cycles[1]), pairs)
@@ -191,7 +194,7 @@ def _offsets(pairs: Pairs, rates: Rates, size: int, problems: list[ClockProblem]
     slack = rates.error[pairs.sm] * np.abs(since) * pairs.calibrated
     low = pairs.low - slack - since * rates.ns_per_cycle[pairs.sm]
     high = pairs.high + slack - since * rates.ns_per_cycle[pairs.sm]
-    _reject_fine(
+    unjoined = _reject_fine(
         pairs, pairs.read - since * rates.ns_per_cycle[pairs.sm], rates.error[pairs.sm] * np.abs(since), size, problems
     )
     kept = pairs.kept
@@ -216,6 +219,7 @@ def _offsets(pairs: Pairs, rates: Rates, size: int, problems: list[ClockProblem]
         known=known,
         uncertainty_ns=float(worst.max()),
         problems=problems,
+        unjoined=unjoined,
     )
 
 
@@ -256,19 +260,25 @@ def _extrapolate(out: ClockMap, rates: Rates, sm: I64, cycles: I64, pairs: Pairs
             out.problems.append(ClockProblem("clock_extrapolated", 1, "note", text))
 
 
-def _reject_fine(pairs: Pairs, rest: F64, slack: F64, size: int, problems: list[ClockProblem]) -> None:
-    """Drops pairs off their SM's line by more than reading them can explain; all stay where that is many."""
+def _reject_fine(pairs: Pairs, rest: F64, slack: F64, size: int, problems: list[ClockProblem]) -> ClockProblem | None:
+    """Drops pairs off their SM's line by more than reading them can explain; all stay where that is many.
+
+    Returns the problem, of those it adds, that no line joins the pairs of some SMs.
+    """
     residual = np.abs(rest - pairs.median(rest, size)[pairs.sm])
     off = pairs.kept & (residual > 2 * pairs.step_ns + _FINE_NS + 2 * slack)
     many = np.bincount(pairs.sm[off], minlength=size) * 4 > np.bincount(pairs.sm[pairs.kept], minlength=size)
     pairs.kept &= ~off | many[pairs.sm]
     count = int((off & ~many[pairs.sm]).sum()) + pairs.rejected
+    unjoined = None
     if many.any():
         text = f"{many.sum()} SMs have clock pairs that no line joins: their clock changed during the launch"
-        problems.append(ClockProblem("clock_disagrees", int(many.sum()), "note", text))
+        unjoined = ClockProblem("clock_disagrees", int(many.sum()), "error", text)
+        problems.append(unjoined)
     if count:
         text = f"{count} of {len(pairs.sm)} clock pairs lie off the line of their SM by more than a reading can"
         problems.append(ClockProblem("clock_disagrees", count, "note", text))
+    return unjoined
 
 
 def begins(end_ns: I64, end_cycles: I64, begin_low: I64, least_cycles: I64, ns_per_cycle: float) -> tuple[I64, I64]:

@@ -232,6 +232,8 @@ class _Launch:
         if better:
             fitted.uncertainty_ns = found.uncertainty_ns
             how = ", for each block has a line of its own"
+            if (told := fitted.unjoined) is not None:  # and is no error any more
+                fitted.problems[fitted.problems.index(told)] = replace(told, severity="note")
         worth = f"times of different SMs are right to {fitted.uncertainty_ns / 1e3:.2g} us{how}"
         text = f"the SM clock changed during the launch, by more than one rate can follow: {worth}"
         fitted.problems.append(clock.ClockProblem("clock_changed", 1, "note", text))

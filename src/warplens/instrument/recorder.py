@@ -302,7 +302,7 @@ class Recorder:
             return []
         return [
             f"$wl_next_{number}:",
-            *(self._keep_records(records) if back else []),
+            *(self._behind_turn(records) if back else []),
             *self._held(),
             "setp.ne.u32 %wl_p0, %wl_hi, 0;",
             "add.u32 %wl_seq, %wl_seq, %wl_r4;",
@@ -332,7 +332,8 @@ class Recorder:
             f"bra.uni {back or f'$wl_back_{number}'};",
         ]
 
-    def _keep_records(self, records: int) -> list[str]:
+    def _behind_turn(self, records: int) -> list[str]:
+        """The clock, which the question read early in the turn, is read again; records stay in use up to here."""
         return [
             "mov.u64 %wl_now, %clock64;",
             *self._epoch("%wl_now", "%wl_e"),

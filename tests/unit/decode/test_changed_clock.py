@@ -80,6 +80,7 @@ def test_that_the_clock_changed_is_told() -> None:
     (problem,) = [problem for problem in found.problems if problem.kind == "clock_changed"]
     assert problem.severity == "note"
     assert "each block has a line of its own" in problem.text
+    assert not [own for own in found.problems if own.severity == "error"]
 
 
 def test_a_clock_that_stays_has_one_line_an_sm_and_nothing_to_tell() -> None:
