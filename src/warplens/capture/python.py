@@ -30,6 +30,7 @@ from warplens.capture.request import Asked
 from warplens.capture.tell import tell
 from warplens.errors import KernelWarning, UsageError
 from warplens.instrument import Budget, Selection
+from warplens.instrument.recorder import MOST_CHUNKS_A_SLAB
 
 _OF_OTHERS: Final = {
     "policy": ("auto", "stream"),
@@ -66,7 +67,7 @@ class PythonOptions:
 
     - kernels: regular expression that a kernel's name must hold; None for all. selection: which marks.
     - capacity_bytes: device memory for records; what does not fit is counted as lost. slab_chunks: chunks (26 events
-      each) that a warp takes at once.
+      each) that a warp takes at once, at first; one that has written much takes more.
     - every_block, warp_mask, blocks: record every n-th block, these warps, these blocks alone.
     - launch_skip, launch_count: which launches of such kernels; of a CUDA graph which replays; None is all. grids:
       launches with one of these grids alone.
@@ -107,8 +108,8 @@ class PythonOptions:
             re.compile(self.kernels or "")
         except re.error as error:
             raise UsageError(f"kernels: {self.kernels!r} is no regular expression: {error}") from error
-        if self.slab_chunks < 1:
-            raise UsageError("slab_chunks is 1 or more")
+        if not 1 <= self.slab_chunks <= MOST_CHUNKS_A_SLAB:
+            raise UsageError(f"slab_chunks: expected 1 to {MOST_CHUNKS_A_SLAB}, found {self.slab_chunks}")
         if self.launch_skip < 0 or (self.launch_count is not None and self.launch_count < 1):
             raise UsageError("launch_skip is 0 or more, launch_count 1 or more or None")
 

@@ -269,9 +269,7 @@ def _extrapolate(out: ClockMap, rates: Rates, sm: I64, cycles: I64, pairs: Pairs
             out.problems.append(ClockProblem("clock_extrapolated", 1, "note", text))
 
 
-def _reject_fine(
-    pairs: Pairs, rest: F64, slack: F64, asked: Bool, problems: list[ClockProblem]
-) -> ClockProblem | None:
+def _reject_fine(pairs: Pairs, rest: F64, slack: F64, asked: Bool, problems: list[ClockProblem]) -> ClockProblem | None:
     """Drops pairs off their SM's line by more than reading them can explain; all stay where that is many.
 
     Returns the problem, of those it adds, that no line joins the pairs of some SMs: of those that were `asked` for. The

@@ -177,9 +177,9 @@ class Inserter:
             guard = "%wl_p5" if mark.guard else ""
             own = slot % 2 if turn is None else turn.records[id(mark)]
             asks = slot == 0 and turn is None
-            early = slot == 0 and turn is not None and turn.asks_at == id(mark)
+            early = turn is not None and turn.asks_at == id(mark)
             if asks:
-                text += recorder.check(self._next(), len(run), together)
+                text += recorder.check(self._next(together), len(run), together)
             elif early and turn is not None:
                 text += recorder.ask_turn(turn.marks + turn.at_end, together)
             else:
@@ -221,8 +221,8 @@ class Inserter:
             text = recorder.settle(not self._flow.is_in_part(mark.index, mark.behind)) if mark.settles else []
             text += recorder.pin(mark.pins) if mark.pins else []
             slot = self._plan.marks.index(mark) + 1
-            own = slot % 2
-            text += [*recorder.clock(own), *recorder.record("", code, own), *recorder.put(own, slot)]
+            own = recorder.register_of(slot)
+            text += [*recorder.clock(own), *recorder.record("", code, own), *recorder.group(slot)]
             self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
 
     def _turns(self) -> list[_Turn]:
@@ -269,15 +269,24 @@ class Inserter:
             return None
         name = flow.module.source(label).rstrip().removesuffix(":").rstrip()
         at_end = [mark for mark in marks if flow.block_of[mark.index] == latches[0] and mark.index not in behind_jump]
-        asks_at = id(at_end[0]) if at_end and len(marks) + len(at_end) <= layout.BLOCK_RECORD_SLOTS else 0
+        # Beside a matrix product the question costs nothing; else it is put as early as can be.
+        best = next((mark for mark in at_end if self._begins_product(mark, latches[0])), at_end[0] if at_end else None)
+        asks_at = id(best) if best and len(marks) + len(at_end) <= layout.BLOCK_RECORD_SLOTS else 0
         records = {id(mark): number for number, mark in enumerate(marks)}
         return _Turn(loop, len(marks), latches[0], outside, name, records, asks_at, len(at_end))
+
+    def _begins_product(self, mark: Mark, block: int) -> bool:
+        """Whether wgmma instructions stand between a mark and the next, or the end of the block."""
+        first = mark.index + mark.behind
+        places = [other.index + other.behind for other in self._plan.marks if other.place > mark.place]
+        stop = min([self._flow.blocks[block].stop, *places])
+        return not mark.guard and any(own.opcode.startswith("wgmma.mma") for own in self._flow.code[first:stop])
 
     def _ask_outside(self, turn: _Turn) -> None:
         for number in turn.outside:
             block = self._flow.blocks[number]
             together = not self._flow.is_in_part(block.stop - 1, False)
-            self._add(self._end_of_block(block), self._recorder.check(self._next(), turn.marks, together))
+            self._add(self._end_of_block(block), self._recorder.check(self._next(together), turn.marks, together))
 
     def _ask_each_turn(self, turn: _Turn) -> None:
         flow, recorder = self._flow, self._recorder
@@ -286,13 +295,13 @@ class Inserter:
         together = not flow.is_in_part(block.stop - 1, False)
         predicate = f"{'!' if last.negated else ''}{last.predicate}" if last.predicate else ""
         text = [] if turn.asks_at else recorder.ask_turn(turn.marks, together)
-        text += recorder.turn(self._next(turn.label, turn.marks), together, predicate, turn.label)
+        text += recorder.turn(self._next(together, turn.label, turn.marks), together, predicate, turn.label)
         self._add(self._end_of_block(block), text)
 
-    def _next(self, back: str = "", records: int = 0) -> int:
+    def _next(self, together: bool, back: str = "", records: int = 0) -> int:
         """The number of a question for space; `back`: the label behind it, where the kernel has one."""
         self._number += 1
-        self._rare += self._recorder.next(self._number, back, records)
+        self._rare += self._recorder.next(self._number, together, back, records)
         return self._number
 
     def _is_reached(self, number: int) -> bool:
@@ -305,7 +314,7 @@ class Inserter:
         rare: list[str] = []
         if self._scopes.depth(own.statement):  # labels within braces cannot be seen from where else it would stand
             rare, self._rare = self._rare, rare
-            self._asked[number] = self._next()
+            self._asked[number] = self._next(False)
             rare, self._rare = self._rare, rare
         text = [*rare, *([f"$wl_stay_{number}:"] if own.predicate else [])]
         if text:
@@ -315,7 +324,7 @@ class Inserter:
         """The warp's end in front of a ret or exit; round both goes who does not take it."""
         own = self._flow.code[number]
         together = not self._flow.is_in_part(number, False) and not own.predicate
-        text = self._recorder.end(self._asked.get(number) or self._next(), together)
+        text = self._recorder.end(self._asked.get(number) or self._next(False), together)
         if own.predicate:
             sign = "" if own.negated else "!"
             text = [f"@{sign}{own.predicate} bra $wl_stay_{number};", *text]
@@ -328,7 +337,7 @@ class Inserter:
         if self._scopes.depth(last.statement) or self._flow.ends_at_label:
             end = self._statements[self._flow.function.last].start
         if last.name not in _JUMPS or last.predicate or self._flow.ends_at_label:  # falls off the end, which is a ret
-            self._add(end, [*self._recorder.end(self._next(), False), "ret;"], END_CODE)
+            self._add(end, [*self._recorder.end(self._next(False), False), "ret;"], END_CODE)
         self._add(end, self._rare)
 
     def _add(self, at: int, lines: list[str], code: int = _NO_MARK) -> None:
