@@ -29,8 +29,6 @@ _CHANGED: Final = {
 }
 """What is changed of CuPy while recording; all of it is looked up by name at each use."""
 
-_active: CupyDoor | None = None
-
 
 class CupyDoor(PatchingDoor):
     """Where kernels of RawKernel and RawModule get their marks, and where their launches are seen: a `Door`."""
@@ -39,19 +37,14 @@ class CupyDoor(PatchingDoor):
 
     def start(self) -> None:
         """Kernels that are compiled from now on are marked. Where CuPy cannot be recorded: one line."""
-        global _active
         try:
             cupy: Any = importlib.import_module("cupy")
             raw, core, compiler = (importlib.import_module(name) for name in _CHANGED)
         except ImportError as error:
             self._tell(f"CuPy cannot be imported ({error}): none of its kernels is recorded")
             return
-        why = _unfit(cupy)
-        if why is not None:
-            self._tell(why)
+        if not self.begin(_unfit(cupy)):
             return
-        _active = self
-        self._undo.append(_forget)
         self._tell_loaded(cupy)
         self._patch(raw, "_get_raw_module", self._get_raw_module)
         self._patch(core, "compile_with_cache", self._compile)
@@ -80,7 +73,7 @@ class CupyDoor(PatchingDoor):
         cooperative: bool,
     ) -> None:
         """A launch of a kernel that was loaded while recording. Raises nothing."""
-        door = _active if self._capture.left_to_parent() else self
+        door = self.active() if self._capture.left_to_parent() else self
         if door is not None:
             door.launches(kernel, grid, block, stream, shared_bytes, cooperative=cooperative)
 
@@ -152,19 +145,12 @@ class CupyDoor(PatchingDoor):
         return build.mark(original(*given.args, **given.kwargs), {}, options) or original(*arguments, **named)
 
 
-def _forget() -> None:
-    global _active
-    _active = None
-
-
 def _too_late(names: str) -> str:
     return f"loaded before the recording began, and so not recorded: CuPy's {names}"
 
 
 def _unfit(cupy: Any) -> str | None:
     """Why CuPy's kernels cannot be recorded here; None when they can. Does not ask for a GPU."""
-    if _active is not None:
-        return "another recording of CuPy's kernels is under way in this process: this one records none"
     version = getattr(cupy, "__version__", "?")
     if cupy.cuda.runtime.is_hip:
         return f"CuPy {version} is for AMD's GPUs: only kernels of NVIDIA GPUs are recorded"
@@ -206,7 +192,7 @@ def _module_class() -> Any:
             stream: Any = None,
             enable_cooperative_groups: bool = False,
         ) -> None:
-            door = _active
+            door = CupyDoor.active()
             if door is not None:
                 used = importlib.import_module("cupy").cuda.get_current_stream() if stream is None else stream
                 door.about_to_launch(

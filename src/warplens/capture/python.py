@@ -222,6 +222,11 @@ class PythonCapture:
         """Whether kernels that are loaded now are to have marks."""
         return not self._over and os.getpid() == self.pid
 
+    def records(self, kernel: Any) -> bool:
+        """Whether launches of a kernel that was launched before are to be of the one with marks."""
+        own = self._seen.get(id(kernel))
+        return own is not None and own.kernel is not None and self.marks
+
     @property
     def is_due(self) -> bool:
         """Whether there is something on the GPU that is to be read."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from warplens.capture.patched import patched
 from warplens.capture.python import Door, PythonCapture
 from warplens.capture.python_builds import Kernel, Wanted, one_line
 from warplens.errors import KernelWarning
+
+_active: dict[str, Door] = {}
+"""By packages, which have one recording at a time."""
 
 
 class PatchingDoor(Door):
@@ -24,8 +27,27 @@ class PatchingDoor(Door):
 
     def __init__(self, capture: PythonCapture) -> None:
         self._capture = capture
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._local = threading.local()
+
+    @classmethod
+    def active(cls) -> Self | None:
+        """The one that sees the package now."""
+        found = _active.get(cls.package)
+        return found if isinstance(found, cls) else None
+
+    def begin(self, why_not: str | None) -> bool:
+        """Whether the package can be recorded from here on; if not, one line. why_not: what speaks against it."""
+        if self.package in _active:
+            why_not = (
+                f"another recording of {self.package}'s kernels is under way in this process: this one records none"
+            )
+        if why_not is not None:
+            self._tell(why_not)
+            return False
+        _active[self.package] = self
+        self._undo.append(functools.partial(_active.pop, self.package, None))
+        return True
 
     def put_back(self) -> None:
         """Leaves the package as it was. Modules that have marks keep them, and record nothing."""
