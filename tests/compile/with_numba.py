@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int32, void  # type: ignore[import-not-found]
+from numba import cuda, float32, void  # type: ignore[import-not-found]
 
 from warplens import layout
 from warplens.capture import driver
@@ -188,7 +188,7 @@ def of_a_cache(found: dict[str, Any], folder: str) -> None:
 
 def odd_ones(found: dict[str, Any], folder: str) -> None:
     global TURNS
-    Path(folder, "other.cu").write_text("extern \"C\" __device__ int other(float* out) { *out = 1.f; return 0; }")
+    Path(folder, "other.cu").write_text('extern "C" __device__ int other(float* out) { *out = 1.f; return 0; }')
     other = cuda.declare_device("other", "float32()", link=str(Path(folder, "other.cu")))
 
     def linked(x: Any, y: Any) -> None:
@@ -200,7 +200,6 @@ def odd_ones(found: dict[str, Any], folder: str) -> None:
 
     def program() -> None:
         cuda.jit(grid_wide)[1, 128](X)
-        cuda.jit(turned, debug=True, opt=False)
         cuda.jit(linked)[2, 128](X, Y)
         changed[3, 128](X, Y)
 

@@ -119,7 +119,7 @@ class NumbaDoor(PatchingDoor):
             self._local.held = before
 
     def _about_to_launch(self, native: Any, grid: Any, block: Any, stream: Any, shared_bytes: int) -> Any:
-        """Numba's library of the kernel, and what takes the place of its own function; None for none. Raises nothing."""
+        """The kernel's library, and what takes the place of its own function; None for none. Raises nothing."""
         try:
             own = self._launched.get(id(native))
             if own is None:

@@ -28,15 +28,15 @@ def unmarkable(kernel: Any) -> str | None:
         return "it is compiled for debugging (debug=True)"
     if files := kernel._codelibrary._linking_files:
         names = sorted(Path(str(getattr(own, "name", own))).name for own in files)
-        return f"it is linked with other code ({', '.join(names)}), whose variables a second module would not share"
+        return f"it is linked with other code ({', '.join(names)}), whose variables a second module would not have"
     return None
 
 
 def marked(kernel: Any, name: str, dispatcher: Any, wanted: Wanted) -> Marked | None:
     """The kernel with marks; None where it can have none, which is told.
 
-    name: as users know it. dispatcher: what `@cuda.jit` made of its source; None where that is not known. Raises PtxError
-    as `mark` does, and what Numba's compiler raises.
+    name: as users know it. dispatcher: what `@cuda.jit` made of its source; None where that is not known. Raises
+    PtxError as `mark` does, and what Numba's compiler raises.
     """
     library = kernel._codelibrary
     text = ptx_of(library)
@@ -78,4 +78,4 @@ def with_lines(kernel: Any, text: str, dispatcher: Any) -> str:
 def _code(text: str) -> str:
     """PTX without lines and comments, and with names that do not count."""
     names: dict[str, str] = {}
-    return _OWN_NAME.sub(lambda found: names.setdefault(found[0], f"name_{len(names)}"), _LINES.sub("", text))
+    return _OWN_NAME.sub(lambda found: names.setdefault(found[0], f"name_{len(names)}"), _LINES.sub("", text).strip())
