@@ -1,4 +1,4 @@
-"""Kernels that Python packages launch (Triton, CuPy), recorded as the program runs them, with no change to its source.
+"""Kernels that Python packages launch (Triton, CuPy, Numba), recorded as the program runs them, its source unchanged.
 
 In: what to mark, and the doors of the packages (doors.py), which give kernels their marks as they are loaded and see
 their launches. Out: `Recording` of the launches that were made meanwhile. Chooses launches, keeps their memory, and

@@ -236,12 +236,12 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bo
         click.echo(f"  {launches:>9,}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
     loaded = sorted({str(name) for note in notes for name in note.get("python") or []})
     if loaded:
-        text = "whose own kernels are not seen, but those of Triton, of CuPy's RawKernel and RawModule, and of numba.cuda.jit"
+        text = "whose own kernels are not seen, but those of Triton, numba.cuda.jit, CuPy's RawKernel and RawModule"
         click.echo(f"Python processes used {', '.join(map(visible, loaded))}, {text}", err=True)
     if nothing and not counts and not any(note.get("left_out") for note in notes):
         text = "no launch was seen: warplens sees those of .cu files that include warplens/host.hpp or that"
         click.echo(
-            f"{text} `warplens nvcc` compiled, of Triton's, CuPy's and Numba's kernels, and of warplens.Kernel",
+            f"{text} `warplens nvcc` compiled, of Triton, CuPy, Numba and warplens.Kernel",
             err=True,
         )
 
