@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [
-    pytest.mark.compile,
-    pytest.mark.skipif(
-        importlib.util.find_spec("numba_cuda") is None, reason="needs Numba: pip install 'numba-cuda[cu13]'"
-    ),
-]
+pytestmark = pytest.mark.compile
 
 PROGRAM = Path(__file__).with_name("with_numba.py")
 FIRST = PROGRAM.read_text(encoding="utf-8").splitlines().index("def turned(x: Any, y: Any) -> None:") + 1
@@ -33,6 +28,8 @@ OF_LINES = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the program tells, which is run once."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        pytest.skip("needs Numba: pip install 'numba-cuda[cu13]'")
     folder = tmp_path_factory.mktemp("numba")
     variables = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
     done = subprocess.run(

@@ -5,6 +5,7 @@ Needs an NVIDIA GPU and numba-cuda 0.30: pytest -m gpu.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -21,7 +22,7 @@ import warplens
 from warplens import layout
 from warplens.trace import Trace
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Grid size")]  # Numba's, of small grids
+pytestmark = pytest.mark.gpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "numba"
 BAD = {"gap", "no_end", "foreign_chunk", "unknown_record", "duplicate_chunk", "lost_events"}
@@ -36,7 +37,8 @@ def _with_numba() -> None:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Kernels that no other test has launched."""
+    """Kernels that no other test has launched, without Numba's warnings of small grids."""
+    monkeypatch.setattr(importlib.import_module("numba.cuda.dispatcher").config, "CUDA_LOW_OCCUPANCY_WARNINGS", 0)
     spec = importlib.util.spec_from_file_location("numba_kernels", KERNELS)
     assert spec is not None
     assert spec.loader is not None
