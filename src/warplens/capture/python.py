@@ -1,4 +1,4 @@
-"""Kernels that Python packages launch (Triton, CuPy), recorded as the program runs them, with no change to its source.
+"""Kernels that Python packages launch (Triton, CuPy, Numba), recorded as the program runs them, its source unchanged.
 
 In: what to mark, and the doors of the packages (doors.py), which give kernels their marks as they are loaded and see
 their launches. Out: `Recording` of the launches that were made meanwhile. Chooses launches, keeps their memory, and
@@ -222,6 +222,11 @@ class PythonCapture:
     def marks(self) -> bool:
         """Whether kernels that are loaded now are to have marks."""
         return not self._over and os.getpid() == self.pid
+
+    def records(self, kernel: Any) -> bool:
+        """Whether launches of a kernel that was launched before are to be of the one with marks."""
+        own = self._seen.get(id(kernel))
+        return own is not None and own.kernel is not None and self.marks
 
     @property
     def is_due(self) -> bool:

@@ -247,7 +247,7 @@ def _manifest(
         "launches": launches,
         "process": {"pid": os.getpid(), "rank": rank_of(dict(os.environ)) or 0, "program": program},
         "python": platform.python_version(),
-        **{name: getattr(sys.modules.get(name), "__version__", None) for name in ("triton", "cupy")},
+        **{name: getattr(sys.modules.get(name), "__version__", None) for name in ("triton", "cupy", "numba_cuda")},
     }
 
 

@@ -1,4 +1,4 @@
-"""Kernels that Python packages launch (Triton, CuPy), in a process below `warplens record`.
+"""Kernels that Python packages launch (Triton, CuPy, Numba), in a process below `warplens record`.
 
 In: the variable WARPLENS_RECORD. Out: a `.wlens` file in the run's folder, and a note of what ran. Is called by
 sitecustomize when the program has imported such a package: it must not let that import fail, nor import Polars.

@@ -116,8 +116,8 @@ def _tell_outer(files: list[Path]) -> None:
 
 
 class record:  # noqa: N801  (used as a function is)
-    """Records launches of `warplens.Kernel`, and of kernels of Triton and CuPy, that the program makes in a `with`
-    block, into the file `path`.
+    """Records launches of `warplens.Kernel`, and of kernels of Triton, CuPy and Numba, that the program makes in a
+    `with` block, into the file `path`.
 
     >>> with warplens.record("run.wlens", kernels="rmsnorm", launch_count=3) as rec:       # doctest: +SKIP
     ...     for _ in range(100):
@@ -131,9 +131,9 @@ class record:  # noqa: N801  (used as a function is)
     ones alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
     launches and recorded ones by name. Launches of code that nvcc built are recorded by `warplens record` alone.
 
-    Kernels of Triton and CuPy get marks at their waits, and are recorded into a file beside `path` (`run-python.wlens`)
-    where there are launches of `warplens.Kernel` too; `files` names what was written, and `notes` what is not recorded
-    of them.
+    Kernels of Triton, CuPy and Numba get marks at their waits, and are recorded into a file beside `path`
+    (`run-python.wlens`) where there are launches of `warplens.Kernel` too; `files` names what was written, and `notes`
+    what is not recorded of them.
 
     Raises UsageError (options, or a recording within a recording) and FileError: the place cannot be written. Where
     that comes to light at the end, as of a folder that was removed meanwhile, the message says where the file is kept.
@@ -158,7 +158,7 @@ class record:  # noqa: N801  (used as a function is)
 
     @property
     def notes(self) -> list[str]:
-        """What is not recorded or not marked of Triton's and CuPy's kernels, a line each; that no launch was seen."""
+        """What is not recorded or not marked of kernels of such packages, a line each; that no launch was seen."""
         return [*self._python.notes, *self._unseen]
 
     def __enter__(self) -> Self:
@@ -213,7 +213,7 @@ class record:  # noqa: N801  (used as a function is)
         if self.files:
             self.trace = open_trace(self.path)
         if not self.ran:
-            text = "no launch was seen of a kernel of Triton, CuPy or warplens.Kernel; those of code that nvcc built"
+            text = "no launch was seen of Triton, CuPy, Numba or warplens.Kernel; those of code that nvcc built"
             self._unseen.append(f"{text} are recorded by the command `warplens record`")
 
     def _put(self, whole: Path, path: Path, failed: list[str]) -> None:
