@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads, paced, ranges, graphs, shapes, per-thread, beside, files
+//   threads, paced, ranges, graphs, shapes, per-thread, beside, files, hang
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -266,6 +266,10 @@ int main(int argc, char** argv) {
     }
   }
   if (mode == "crash" || mode == "_exit" || mode == "exec") wait_a_moment();
+  if (mode == "hang") {  // waits for the GPU as a program does, in C
+    std::puts("hangs"), std::fflush(stdout);
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+  }
   std::printf("%u\n", result);
   if (std::getenv("CELL") != nullptr) std::printf("%u\n", fake_cell[0]);
   std::fflush(stdout);

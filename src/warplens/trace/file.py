@@ -7,6 +7,7 @@ uses it), must not trust anything in a file, and raises only `FileError`s about 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens import layout
+from warplens.decode.last import with_last
 from warplens.decode.manifest import check
 from warplens.errors import FileError, FormatError, VersionError
 from warplens.trace.part import MAX_SOURCES_BYTES, assemble, choose_sources
@@ -135,9 +137,12 @@ def read_file(path: str | os.PathLike[str]) -> FileContents:
     records = sorted(name for name in names if _RECORDS.fullmatch(name))
     tables = {match[1]: name for name in names if (match := _TABLE.fullmatch(name))}
     sources = _listed_sources(path, manifest, names)
+    chunks = Members(records, lambda name: _chunks(path, name, read(name, MAX_MEMBER_BYTES)))
+    with contextlib.suppress(FileError):  # of a member that is damaged, which is told when it is read
+        manifest = with_last(manifest, chunks)
     return FileContents(
         manifest=manifest,
-        records=Members(records, lambda name: _chunks(path, name, read(name, MAX_MEMBER_BYTES))),
+        records=chunks,
         tables=Members(sorted(tables), lambda name: read(tables[name], MAX_MEMBER_BYTES)),
         sources=Members(sorted(sources), lambda p: read(sources[p], MAX_SOURCES_BYTES).decode("utf-8", "replace")),
     )

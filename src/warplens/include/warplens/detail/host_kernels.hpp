@@ -55,6 +55,14 @@ class Kernels {
     return group;
   }
 
+  // Of the set of sites of a group's kernel, as launches of other shapes told it; 0 where none did.
+  std::uint32_t sites_hash(const Group& of) const {
+    for (const Group& group : groups_) {
+      if (group.kernel->traced == of.kernel->traced && group.sites_hash != 0) return group.sites_hash;
+    }
+    return 0;
+  }
+
   // It was recorded and wrote nothing: it has no marks.
   void silence(const Group& group) {
     kernels_[group.kernel->traced].silent = true;

@@ -6,6 +6,7 @@
 #include <cxxabi.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -116,6 +117,7 @@ struct Pending {
   Handle start = nullptr, stop = nullptr, done = nullptr;
   StreamOf stream;
   bool clean = false, timed = false;
+  std::chrono::steady_clock::time_point made{};
 };
 
 struct Decision {
