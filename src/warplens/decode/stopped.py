@@ -94,7 +94,12 @@ def where_lines(manifest: dict[str, Any], records: Mapping[str, U32]) -> list[st
             f"  {counted(absent, 'warp')} {'left no record' if held else 'had not begun, or had come to no mark'}"
         )
     lines += [f"  {line}" for line in doubtful]
-    return lines if groups or ended or absent else ["No warp had come to a mark.", *lines]
+    if groups or ended:
+        return lines
+    return [
+        f"No warp left a record{held}." if held else "No warp had come to a mark.",
+        *(f"  {line}" for line in doubtful),
+    ]
 
 
 def held_back(manifest: dict[str, Any]) -> str:
