@@ -20,8 +20,8 @@ from typing import Final
 from warplens.capture.tell import tell
 
 STOP: Final = "stop"
-ANSWER_S: Final = 10.0
-"""That `record` waits for answers: a copy may take 5 s (pinned.py), the rest is for a file."""
+ANSWER_S: Final = 30.0
+"""That `record` waits for answers: copies take 5 s at most (pinned.py), the rest is for what they hold and a file."""
 TICK_S: Final = 0.1
 _SAVED: Final = "saved"
 

@@ -45,8 +45,7 @@ def last_events(chunks: U32, code_bits: int) -> tuple[list[list[int]], int]:
 
     `chunks`: (n, 32). No more warps than a GPU can hold: those of the first blocks.
     """
-    meta = chunks[:, layout.WORD_META]
-    chunks = chunks[(meta >> np.uint32(layout.META_MARKER_SHIFT) == layout.META_MARKER) & ~is_detached(meta)]
+    chunks = _newest(chunks)
     record, at, ended = _last_of_chunks(chunks, code_bits)
     held = np.flatnonzero((at >= 0) | ended)
     warp = chunks[held, layout.WORD_META].astype(np.int64) & _WARP_MASK
@@ -60,6 +59,17 @@ def last_events(chunks: U32, code_bits: int) -> tuple[list[list[int]], int]:
         axis=1,
     )
     return rows.tolist(), int(ended[held[newest]].sum())
+
+
+def _newest(chunks: U32) -> U32:
+    """Of each warp the last two chunks that are none of detached events: in the last one no record may be there yet."""
+    meta = chunks[:, layout.WORD_META]
+    own = np.flatnonzero((meta >> np.uint32(layout.META_MARKER_SHIFT) == layout.META_MARKER) & ~is_detached(meta))
+    warp = meta[own].astype(np.int64) & _WARP_MASK
+    key = chunks[own, layout.WORD_BLOCK].astype(np.int64) << layout.META_WARP_BITS | warp
+    order = np.lexsort((chunks[own, layout.WORD_SEQUENCE], key))
+    later = np.append(key[order], [-1, -1])
+    return np.asarray(chunks[own[order[later[2:] != later[:-2]]]])
 
 
 def _last_of_chunks(chunks: U32, code_bits: int) -> tuple[Any, Any, Any]:

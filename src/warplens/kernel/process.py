@@ -62,9 +62,9 @@ class _Process:
         except (FileError, OSError) as error:
             self._failed = str(error)
 
-    def _put(self, recording: Recording) -> None:
+    def _put(self, recording: Recording, *, pack: bool = True) -> None:
         path = self._folder / f"{self.pid}-{_NUMBER}.wlens"
-        write_file(path, recording.manifest, records=recording.records, sources=recording.sources)
+        write_file(path, recording.manifest, records=recording.records, sources=recording.sources, pack=pack)
         self._place.unlink(missing_ok=True)
 
     def _save(self, why: str) -> tuple[bool, str]:
@@ -72,7 +72,7 @@ class _Process:
         recording = None if self._written else self.capture.unfinished(why)
         if recording is None:
             return False, ""
-        self._put(recording)
+        self._put(recording, pack=False)  # the program is about to be stopped
         return recording.manifest["stopped"] is not None, ""
 
     def finish(self) -> None:

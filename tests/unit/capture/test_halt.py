@@ -52,7 +52,8 @@ def test_all_that_record_are_asked_each_time_and_answer(tmp_path: Path) -> None:
         assert first == second == ["Ctrl-C came", "the time-out"]
         assert not (tmp_path / "stop").exists()
     finally:
-        one.close(), other.close()
+        one.close()
+        other.close()
     assert halt.ask("once more") is None
 
 

@@ -64,7 +64,7 @@ struct Shape {
 
 // A kernel that the program launched.
 struct Kernel {
-  std::string name;
+  std::string name, symbol;  // as users know it, and as its machine code names the build with marks
   bool matches = false;
   bool other_grid = false, other_range = false;  // launched with grids, or in NVTX ranges, that are not asked for
   bool silent = false;                           // it was recorded once and wrote nothing
