@@ -80,7 +80,8 @@ class Saving:
             )
             click.echo(f"warplens: {text}", err=True)
         if answers.saved:
-            click.echo("warplens: what was recorded of the kernel that had not ended is saved", err=True)
+            more = "; Ctrl-C again ends a program that does not hear it" if why.startswith("Ctrl-C") else ""
+            click.echo(f"warplens: what was recorded of the kernel that had not ended is saved{more}", err=True)
         return answers.saved
 
 
