@@ -153,3 +153,14 @@ def test_what_was_saved_makes_room_where_the_launch_ends_after_all(built: Built,
     assert trace.manifest["complete"]
     assert trace.manifest["stopped"] is None
     assert launches_of(tmp_path / f"{running.pid}.wlens") == 2
+
+
+def test_a_replay_that_hangs_is_kept_behind_those_that_ended(built: Built, tmp_path: Path) -> None:
+    """The captured launch runs at once here: with it there are four, of which the last has not ended."""
+    chunks = open_chunks(built, tmp_path)
+    options = ("--timeout", "2")
+    done = record(built, tmp_path, "graph", "4", options=options, LAST_BLOCK_HANGS="1", CHUNKS=chunks)
+    assert done.returncode == 124, done.stderr
+    trace = stopped_after(done, tmp_path, 3, "the program had not ended by the time-out")
+    assert [entry["replay"] for entry in trace.manifest["launches"]] == [0, 1, 2, 3]
+    assert "  block 2 warp 1: store" in done.stderr

@@ -167,7 +167,13 @@ int main(int argc, char** argv) {
     launch();
     fake_set_capturing(0);
     for (int i = 1; i < launches; ++i) run_kernel(true);  // replays, which no call announces
-  } else if (mode == "graphs") {                          // two, of different grids
+    if (std::getenv("LAST_BLOCK_HANGS") != nullptr) {
+      auto& ended = *reinterpret_cast<std::uint64_t*>(symbol_of(0).control + layout::kControlBlocksEnded);
+      ended -= 1;  // of the last replay
+      std::puts("hangs"), std::fflush(stdout);
+      std::this_thread::sleep_for(std::chrono::minutes(1));
+    }
+  } else if (mode == "graphs") {  // two, of different grids
     const char* kernel = std::getenv("NO_PAIR") == nullptr ? kClean : kTraced;
     fake_set_capturing(1);
     launch(kernel);

@@ -79,6 +79,8 @@ class Saving:
                 f"process {pid} did not save what was under way within {ANSWER_S:g} s: its complete launches are kept"
             )
             click.echo(f"warplens: {text}", err=True)
+        if "time-out" in why and not (answers.saved or answers.remarks or answers.silent):
+            click.echo("warplens: no launch that is recorded was under way", err=True)
         if answers.saved:
             more = "; Ctrl-C again ends a program that does not hear it" if why.startswith("Ctrl-C") else ""
             click.echo(f"warplens: what was recorded of the kernel that had not ended is saved{more}", err=True)

@@ -93,6 +93,11 @@ def test_what_came_of_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "warplens: a remark",
         "warplens: what was recorded of the kernel that had not ended is saved",
     ]
+    (tmp_path / "third").mkdir()
+    own, _ = saver(tmp_path / "third", "kernel", (False, ""))
+    assert not Saving(tmp_path / "third").save("the program had not ended by the time-out")
+    own.close()
+    assert capsys.readouterr().err == "warplens: no launch that is recorded was under way\n"
 
 
 @pytest.fixture

@@ -104,9 +104,10 @@ class Device {
     return read_taken(slot, contents, taken) && pass_on(slot, contents, taken, begin, add);
   }
 
-  // Blocks that have ended in a slot whose launches are counted.
-  std::uint64_t blocks_ended(const Slot& slot) {
+  // Blocks that have ended in a slot whose launches are counted. `looking`: while a kernel may hang.
+  std::uint64_t blocks_ended(const Slot& slot, bool looking = false) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    const Looking bounded(*this, looking);
     std::uint64_t value = 0;
     if (!copy_out(control_, slot.descriptor->control + layout::kControlBlocksEnded, 8)) return 0;
     std::memcpy(&value, control_, 8);

@@ -364,7 +364,7 @@ class Session {
       if (queue_.empty()) {
         draining_ = true;
         graphs_.drain(lock, nullptr);
-        unfinished_.obey(halt_, nullptr);
+        unfinished_.obey(halt_, graphs_, lock);
         draining_ = false;
         continue;
       }

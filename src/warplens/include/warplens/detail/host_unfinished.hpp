@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "host_graphs.hpp"
 #include "host_halt.hpp"
 #include "host_kernels.hpp"
 #include "host_writer.hpp"
@@ -29,6 +30,17 @@ class Unfinished {
     halt.answer(asked, again ? "saved" : save(pending, asked.why));
   }
 
+  // The same where no launch is under way but a replay of a graph may be. `lock`: the session's, given up meanwhile.
+  void obey(Halt& halt, Graphs& graphs, std::unique_lock<std::mutex>& lock) {
+    Halt::Asked asked;
+    if (!halt.is_asked(asked)) return;
+    std::string said = asked.signal != 0 && writer_.has_stopped() ? "saved" : "";
+    if (said.empty()) {
+      graphs.look(lock, [&](Graph& graph, Graph::Rest& rest) { said = save(graph, rest, asked.why); });
+    }
+    halt.answer(asked, said);
+  }
+
   // "saved", or why not. `pending`: nullptr where no launch is under way. The context is current.
   std::string save(const Pending* pending, const std::string& why) {
     if (pending == nullptr) return "";
@@ -42,13 +54,9 @@ class Unfinished {
       const auto pairs = device.calibration(true);
       if (!pairs.empty()) writer_.calibration("before", device, pairs), device.calibrated = false;
     }
-    const std::chrono::duration<double> after = std::chrono::steady_clock::now() - pending->made;
     Group& group = *pending->group;
-    const bool guessed = !knows_sites(group);
     const std::uint64_t number = writer_.launches();
-    const std::string stopped = "{\"why\":" + json_text(why) + ",\"after_s\":" + std::to_string(after.count()) +
-                                ",\"launch\":" + std::to_string(number) + ",\"from\":\"records\",\"last\":[]" +
-                                (guessed ? ",\"sites_guessed\":true" : "") + "}";
+    const std::string stopped = why_stopped(group, number, why, pending->made);
     bool given_out = true;
     const bool saved = writer_.add_stopped(device, group, stopped, [&]() -> std::string {
       Contents contents;
@@ -64,6 +72,30 @@ class Unfinished {
   }
 
  private:
+  std::string save(Graph& graph, const Graph::Rest& rest, const std::string& why) {
+    Group& group = graph.group();
+    const std::uint64_t number = writer_.launches();
+    const std::string stopped = why_stopped(group, number, why, rest.since);
+    const bool saved = writer_.add_stopped(graph.device(), group, stopped, [&]() -> std::string {
+      Contents own;
+      own.chunks = rest.words.size() / layout::kChunkWords;
+      if (!writer_.begin_records(graph.device(), own.chunks)) return "";
+      if (!writer_.add_records(rest.words.data(), rest.words.size() * 4)) return "";
+      return writer_.launch_entry(number, graph.device(), group, own, nullptr, options_, true, rest.replay);
+    });
+    return saved ? "saved" : "what was under way could not be written";
+  }
+
+  // The manifest's `stopped`.
+  std::string why_stopped(Group& group, std::uint64_t number, const std::string& why,
+                          std::chrono::steady_clock::time_point begun) {
+    const std::chrono::duration<double> after = std::chrono::steady_clock::now() - begun;
+    const bool guessed = !knows_sites(group);
+    return "{\"why\":" + json_text(why) + ",\"after_s\":" + std::to_string(after.count()) +
+           ",\"launch\":" + std::to_string(number) + ",\"from\":\"records\",\"last\":[]" +
+           (guessed ? ",\"sites_guessed\":true" : "") + "}";
+  }
+
   // Blocks tell which set of sites they have at their end. Where none has ended yet another launch of the kernel may
   // have told, or there is one set alone.
   bool knows_sites(Group& group) {
