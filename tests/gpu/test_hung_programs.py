@@ -109,6 +109,13 @@ def test_a_cpp_program_that_hangs_leaves_where_its_warps_were(policy: str, progr
     assert WHY in " ".join(shown.stdout.split()), shown.stdout + shown.stderr
 
 
+def test_it_does_so_while_the_program_waits_in_a_copy(programs: Path, tmp_path: Path) -> None:
+    code, said = record(tmp_path, "--timeout", str(TIME_OUT_S), "--", str(programs / "stream"), "copy")
+    assert code == 124, said
+    stopped(tmp_path, said, WHY, 3)
+    assert "  block 2 warp 1: waiting\n" in said, said
+
+
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 def test_a_signal_saves_what_a_cpp_program_has_and_ends_it(
     number: signal.Signals, name: str, programs: Path, tmp_path: Path

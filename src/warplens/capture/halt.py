@@ -1,8 +1,8 @@
 """How `warplens record` has its program's processes save what a kernel that hangs has recorded.
 
 In: the folder of the run. Out: files in it. `record` writes the file `stop` with a number and why; a process that
-records has a file `<stem>.watch` there and, within a tenth of a second, saves and says so in `<stem>.answer`. Files and
-no signals: a main thread that waits for the GPU runs no handler, and a program's signals are its own.
+records has a file `<stem>.watch` there, begins to save within a tenth of a second, and says both in `<stem>.answer`.
+Files and no signals: a main thread that waits for the GPU runs no handler, and a program's signals are its own.
 include/warplens/detail/host_halt.hpp is the other side in C++.
 """
 
@@ -22,7 +22,10 @@ from warplens.capture.tell import tell
 STOP: Final = "stop"
 ANSWER_S: Final = 30.0
 """That `record` waits for answers: copies take 5 s at most (pinned.py), the rest is for what they hold and a file."""
+HEARD_S: Final = 5.0
+"""That it waits for a process to begin: one that became another program (exec) has nobody that hears."""
 TICK_S: Final = 0.1
+_WORKING: Final = "working"
 _SAVED: Final = "saved"
 
 
@@ -42,13 +45,14 @@ class Halt:
     def __init__(self, folder: Path) -> None:
         self._folder, self._number = folder, 0
 
-    def ask(self, why: str, wait_s: float = ANSWER_S) -> Answers | None:
+    def ask(self, why: str, wait_s: float = ANSWER_S, heard_s: float = HEARD_S) -> Answers | None:
         """Have all processes save what is under way; None where none of them has recorded anything yet.
 
-        `why`: the end of "the kernel was stopped: ...". Returns when all have answered, or ended, or `wait_s` is over.
+        `why`: the end of "the kernel was stopped: ...". Returns when all have answered, or ended, or `wait_s` is over,
+        and `heard_s` for those that have not begun.
         """
         self._number += 1
-        end_s = time.monotonic() + wait_s
+        begun_s = time.monotonic()
         found: dict[str, str] = {}
         silent = self._watching(found)
         if not silent:
@@ -57,12 +61,14 @@ class Halt:
             _write(self._folder / STOP, f"{self._number}\n{why}\n")
         except OSError:
             return None  # the folder is gone, and what was recorded with it
-        while silent and time.monotonic() < end_s:
+        while silent and time.monotonic() < begun_s + wait_s:
+            if time.monotonic() >= begun_s + heard_s and not any(found.get(stem) == _WORKING for stem in silent):
+                break
             time.sleep(0.01)
             silent = self._watching(found)
         with contextlib.suppress(OSError):
             (self._folder / STOP).unlink()
-        remarks = dict.fromkeys(text for text in found.values() if text and text != _SAVED)
+        remarks = dict.fromkeys(text for text in found.values() if text not in ("", _SAVED, _WORKING))
         return Answers(_SAVED in found.values(), tuple(remarks), tuple(sorted({_pid(stem) for stem in silent})))
 
     def _watching(self, found: dict[str, str]) -> list[str]:
@@ -77,7 +83,7 @@ class Halt:
             number, _, answer = (text or "").partition("\n")
             if number == str(self._number):
                 found[stem] = answer.strip()
-            elif _lives(_pid(stem)):
+            if found.get(stem, _WORKING) == _WORKING and _lives(_pid(stem)):
                 out.append(stem)
         return out
 
@@ -119,14 +125,18 @@ class Saver:
             if not number or number == answered:
                 continue
             answered = number
+            self._answer(number, _WORKING)
             try:
                 saved, remark = self._save(why.strip())
             except Exception as error:  # it is the program's process, and goes on
                 saved, remark = False, f"what was under way in process {os.getpid()} could not be saved: {error}"
-            try:
-                _write(self._place("answer"), f"{number}\n{_SAVED if saved else remark}\n")
-            except OSError as error:
-                tell(f"{self._place('answer')} cannot be written: {error.strerror or error}")
+            self._answer(number, _SAVED if saved else remark)
+
+    def _answer(self, number: str, text: str) -> None:
+        try:
+            _write(self._place("answer"), f"{number}\n{text}\n")
+        except OSError as error:
+            tell(f"{self._place('answer')} cannot be written: {error.strerror or error}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from warplens.capture.child import Watch
-from warplens.capture.halt import ANSWER_S, Halt
+from warplens.capture.halt import Halt
 from warplens.capture.request import SWITCH
 from warplens.render.escape import visible
 

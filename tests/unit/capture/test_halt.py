@@ -71,6 +71,19 @@ def test_a_save_that_fails_is_told_and_asked_again(tmp_path: Path) -> None:
         own.close()
 
 
+def test_one_that_has_begun_has_more_time_than_one_that_hears_nothing(tmp_path: Path) -> None:
+    def save(_: str) -> tuple[bool, str]:
+        time.sleep(1)
+        return True, ""
+
+    own = Saver(tmp_path, f"{os.getpid()}-kernel", save)
+    own.start()
+    try:
+        assert Halt(tmp_path).ask("why", heard_s=0.5) == Answers(saved=True)
+    finally:
+        own.close()
+
+
 @posix
 def test_processes_that_ended_are_not_waited_for_and_silent_ones_only_so_long(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
@@ -79,7 +92,7 @@ def test_processes_that_ended_are_not_waited_for_and_silent_ones_only_so_long(tm
         begin = time.monotonic()
         assert Halt(tmp_path).ask("why") is None
         (tmp_path / f"{os.getpid()}.watch").touch()
-        assert Halt(tmp_path).ask("why", wait_s=0.3) == Answers(saved=False, silent=(os.getpid(),))
+        assert Halt(tmp_path).ask("why", heard_s=0.3) == Answers(saved=False, silent=(os.getpid(),))
         assert time.monotonic() - begin < 3
 
 

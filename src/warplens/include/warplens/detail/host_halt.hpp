@@ -95,6 +95,7 @@ class Halt {
     if (line == std::string::npos || found.compare(0, line, answered_) == 0) return false;
     out.number = found.substr(0, line);
     out.why = found.substr(line + 1, found.find('\n', line + 1) - line - 1);
+    say(out.number, "working");  // `record` waits longer for one that has begun
     return true;
   }
 
@@ -105,11 +106,14 @@ class Halt {
       return give_back(asked.signal);
     }
     answered_ = asked.number;
-    touch(base_ + ".answer.new", asked.number + "\n" + text + "\n");
-    std::rename((base_ + ".answer.new").c_str(), (base_ + ".answer").c_str());
+    say(asked.number, text);
   }
 
  private:
+  void say(const std::string& number, const std::string& text) const {
+    touch(base_ + ".answer.new", number + "\n" + text + "\n");
+    std::rename((base_ + ".answer.new").c_str(), (base_ + ".answer").c_str());
+  }
   static void give_back(int number) {
     Signals::restore(number);
     kill(getpid(), number);
