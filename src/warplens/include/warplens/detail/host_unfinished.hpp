@@ -22,12 +22,14 @@ class Unfinished {
   Unfinished(const Driver& driver, const Options& options, Kernels& kernels, Writer& writer, std::mutex& mutex)
       : driver_(driver), options_(options), kernels_(kernels), writer_(writer), mutex_(mutex) {}
 
-  // Answers where something is asked. Behind the file `stop` comes a signal, and then what there is was saved.
+  // Answers where something is asked. Behind the file `stop` comes a signal, and then it was saved, or could not be.
   void obey(Halt& halt, const Pending* pending) {
     Halt::Asked asked;
     if (!halt.is_asked(asked)) return;
-    const bool again = asked.signal != 0 && writer_.has_stopped();
-    halt.answer(asked, again ? "saved" : save(pending, asked.why));
+    const auto made = pending != nullptr ? pending->made : std::chrono::steady_clock::time_point{};
+    const bool again = asked.signal != 0 && pending != nullptr && made == tried_;
+    halt.answer(asked, again ? "" : save(pending, asked.why));
+    tried_ = made;
   }
 
   // The same where no launch is under way but a replay of a graph may be. `lock`: the session's, given up meanwhile.
@@ -108,7 +110,8 @@ class Unfinished {
   const Options& options_;
   Kernels& kernels_;
   Writer& writer_;
-  std::mutex& mutex_;  // the session's
+  std::mutex& mutex_;                            // the session's
+  std::chrono::steady_clock::time_point tried_;  // when the launch was made that was last to be saved
 };
 
 }  // namespace host
