@@ -193,14 +193,30 @@ def _tell(files: dict[Path, dict[str, Any]], failures: list[str]) -> bool:
         launches = manifest["launches"]
         events = sum(entry["lost_events"] for entry in launches)
         cut = "" if manifest["complete"] else "; the process was cut off: its complete launches"
+        if manifest["stopped"] is not None:
+            cut = "; the last one had not ended"
         names = sorted({manifest["kernels"][entry["kernel"]]["name"] for entry in launches})
         shown = ", ".join(visible(name, limit=80) for name in names[:3]) + (", ..." if len(names) > 3 else "")
         count = f"{len(launches):,} launch{'es' if len(launches) != 1 else ''}"
         click.echo(f"{visible(path)}: {count} of {shown}{cut}", err=True)
+        if manifest["stopped"] is not None:
+            _tell_where(path, manifest)
         if events:
             click.echo(f"  {events:,} events lost: --capacity gives more room", err=True)
         lost |= events > 0 or not manifest["complete"]
     return lost
+
+
+def _tell_where(path: Path, manifest: dict[str, Any]) -> None:
+    """Why the last launch was stopped, and where its warps were."""
+    from warplens.decode.stopped import where_lines
+    from warplens.trace.file import read_file
+
+    stopped, launches = manifest["stopped"], manifest["launches"]
+    name = visible(manifest["kernels"][launches[-1]["kernel"]]["name"], limit=100)
+    click.echo(f"{name} was stopped after {stopped['after_s']:.3g} s: {visible(stopped['why'], limit=400)}", err=True)
+    for line in where_lines(manifest, read_file(path).records):
+        click.echo(visible(line, limit=400), err=True)
 
 
 def _tell_left_out(notes: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from warplens.capture.arena import Drained
 from warplens.capture.doors import DOORS
-from warplens.capture.ends import at_end
+from warplens.capture.ends import at_end, wait_at_end
 from warplens.capture.imports import when_imported
 from warplens.capture.launches import LaunchRecorder, asked_in_process, program
 from warplens.capture.notes import recorded_files
@@ -48,6 +48,12 @@ class _Parts:
         except FileError as error:
             self.failed = str(error)
             tell(f"this process ({os.getpid()}) is not recorded further: {error}")
+
+    def add_stopped(
+        self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained
+    ) -> None:
+        if self.failed is None:
+            self.part.add_stopped(manifest, launch, kernel, drained.chunks)
 
 
 _OF_THE_COMMAND: Final = ("timeout_s", "signal", "nvtx_include", "host", "command", "budget", "counts")
@@ -82,7 +88,10 @@ def _asked_by_variable() -> LaunchRecorder | None:
 
 def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> None:
     try:
-        whole = keep.part.finish(recorder.finish(_LONGEST_WAIT_S))
+        why = wait_at_end(recorder.is_read, "the last launch of warplens.Kernel")
+        if why is not None:
+            recorder.save_unfinished(why)
+        whole = keep.part.finish(recorder.finish(0.0))
         if whole is not None and whole.parent != Path(asked.folder):
             tell(f"{asked.folder} is gone: the recording of this process ({recorder.pid}) is kept as {whole}")
             return
@@ -92,8 +101,6 @@ def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> Non
         tell(f"the recording of this process ({recorder.pid}) is cut off: {error}")
 
 
-_LONGEST_WAIT_S = 2.0
-"""At the end of a process, for its last launch: a kernel that hangs must not hold it up."""
 _NOTE_NUMBER = 9999
 """Beside the notes of host.hpp in the same process, which count from 0."""
 _BLOCKS_NUMBER = 9997

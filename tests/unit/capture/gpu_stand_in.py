@@ -61,7 +61,7 @@ class Gpu:
         del doing
         if name == "cuMemsetD8Async":
             FakeMemory.at(args[0], args[2])[:] = args[1]
-        elif name == "cuMemcpyDtoDAsync":
+        elif name in ("cuMemcpyDtoDAsync", "cuMemcpyDtoHAsync"):
             FakeMemory.at(args[0], args[2])[:] = FakeMemory.at(args[1], args[2])
         elif name == "cuModuleGetGlobal":
             return DESCRIPTOR, 24
@@ -97,6 +97,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     native = SimpleNamespace(CUstream_flags=enums, CUstreamCaptureMode=enums, **handles)
     replaced: dict[str, Any] = {"DeviceMemory": FakeMemory, "call": own.call, "bindings": lambda: native}
     replaced |= {"copy_to_device": own.copy_to, "copy_from_device": own.copy_from}
+    replaced |= {"HostMemory": FakeMemory, "is_done": lambda _: True}
     replaced |= {"ensure_context": lambda: 0, "attribute": lambda *_: 9}
     for name, stand_in in replaced.items():
         monkeypatch.setattr(driver, name, stand_in)
