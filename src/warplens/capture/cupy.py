@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib
 import inspect
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 from warplens.capture.audited import line_options
 from warplens.capture.cupy_builds import Build, Kernel, first_kernel, one_line, unmarkable
+from warplens.capture.forked import in_children
 from warplens.capture.patched import patched
 from warplens.capture.python import PythonCapture
 from warplens.capture.python_manifest import Loaded
@@ -43,6 +45,8 @@ class CupyDoor:
         self._capture = capture
         self._undo: list[Callable[[], None]] = []
         self._local = threading.local()
+        self.recording = object()
+        """What kernels are settled by; another one in a child of fork."""
 
     def start(self) -> None:
         """Kernels that are compiled from now on are marked. Where CuPy cannot be recorded: one line."""
@@ -58,7 +62,7 @@ class CupyDoor:
             self._tell(why)
             return
         _active = self
-        self._undo.append(_forget)
+        self._undo += [_forget, in_children(self._see_all)]
         self._tell_loaded(cupy)
         self._patch(raw, "_get_raw_module", self._get_raw_module)
         self._patch(core, "compile_with_cache", self._compile)
@@ -102,9 +106,13 @@ class CupyDoor:
                 self._tell(f"{kernel.name} is launched cooperatively: such launches are not recorded")
             wanted = wanted and not cooperative
             sizes = [tuple(max(1, int(size)) for size in (*own, 1, 1)[:3]) for own in (grid, block)]  # as CuPy's
-            self._capture.about_to_launch(self, kernel, sizes[0], stream, sizes[1], shared_bytes, wanted=wanted)
+            if self._capture.about_to_launch(self, kernel, sizes[0], stream, sizes[1], shared_bytes, wanted=wanted):
+                kernel.settled = self.recording
         except Exception as error:  # recording must not harm the program
             self._tell(f"a launch of {kernel.name} is not recorded: {one_line(error)}")
+
+    def _see_all(self) -> None:
+        self.recording = object()
 
     def _tell(self, line: str) -> None:
         self._capture.tell(line, self.warning)
@@ -244,8 +252,8 @@ def _module_class() -> Any:
             enable_cooperative_groups: bool = False,
         ) -> None:
             door = _active
-            if door is not None:
-                used = importlib.import_module("cupy").cuda.get_current_stream() if stream is None else stream
+            if door is not None and self.warplens_kernel.settled is not door.recording:
+                used = sys.modules["cupy"].cuda.get_current_stream() if stream is None else stream
                 door.about_to_launch(
                     self.warplens_kernel, grid, block, int(used.ptr), shared_mem, enable_cooperative_groups
                 )
