@@ -124,12 +124,12 @@ def test_a_split_body_that_is_off_is_the_bare_kernel(arch: str) -> None:
 @pytest.mark.parametrize(("chosen", "bodies"), [("-DWARPLENS_ALL_RECORDED", 1), ("-DWARPLENS_STEPS_ONLY", 2)])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_split_body_has_each_mark_once_and_the_kernels_work_twice_unless_all_is_recorded(
-    policy: str, chosen: str, bodies: int, tmp_path: Path
+    policy: str, chosen: str, bodies: int
 ) -> None:
     def counts(source: str) -> tuple[int, int]:
         options = [*ARENA, chosen, f"-DWARPLENS_POLICY={policy}"]
         cubin = compile_cubin(source, ["k"], arch="sm_90a", options=options).cubin
-        code = disassemble(cubin, "_Z1kPfj", tmp_path)
+        code = disassemble(cubin, "_Z1kPfj")
         return sum("SR_CLOCK" in line for line in code), sum("BAR.SYNC" in line for line in code)
 
     one, split = counts(marked("warplens::Recorder<s> rec;")), counts(SPLIT.replace("ON", "true"))
@@ -205,7 +205,7 @@ __global__ void k(float* p) {
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_compiler_counts_the_records_of_a_doubled_build_as_of_a_single_one(arch: str, tmp_path: Path) -> None:
+def test_the_compiler_counts_the_records_of_a_doubled_build_as_of_a_single_one(arch: str) -> None:
     # A mark of a kernel without loops is a few instructions, and so must its copy be: else it costs something else.
     options = ["-DWARPLENS_1D", "-DWARPLENS_ALL_RECORDED"]
     options += ["-DWARPLENS_ARENA=0x7f0000008000ull", "-DWARPLENS_CHUNKS=0x7f0000108000ull"]
@@ -213,7 +213,7 @@ def test_the_compiler_counts_the_records_of_a_doubled_build_as_of_a_single_one(a
     lengths = []
     for copies in (1, 2):
         compiled = compile_cubin(STRAIGHT, ["k"], arch=arch, options=[*options, f"-DWARPLENS_MARKS={copies}"])
-        lengths.append(len(disassemble(compiled.cubin, compiled.names["k"], tmp_path)))
+        lengths.append(len(disassemble(compiled.cubin, compiled.names["k"])))
     assert lengths[1] - lengths[0] <= 2 * 12  # two copies
 
 
@@ -316,11 +316,9 @@ __global__ void k(float* p) {
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_mark_between_a_wait_and_its_barrier_leaves_the_clock_behind_it_held(
-    policy: str, arch: str, tmp_path: Path
-) -> None:
+def test_a_mark_between_a_wait_and_its_barrier_leaves_the_clock_behind_it_held(policy: str, arch: str) -> None:
     compiled = compile_cubin(ARRIVES, ["k"], arch=arch, options=[f"-DWARPLENS_POLICY={policy}"])
-    code = "\n".join(disassemble(compiled.cubin, compiled.names["k"], tmp_path))
+    code = "\n".join(disassemble(compiled.cubin, compiled.names["k"]))
     behind = code.split("BAR.SYNC")[1].partition("SR_CLOCKLO")[0]
     assert behind.count("LDS") == 1
 
@@ -335,13 +333,11 @@ RARE = {
 
 @pytest.mark.parametrize("policy", RARE)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_lanes_that_parted_in_a_call_come_together_in_front_of_its_return(
-    policy: str, arch: str, tmp_path: Path
-) -> None:
+def test_lanes_that_parted_in_a_call_come_together_in_front_of_its_return(policy: str, arch: str) -> None:
     """ptxas does not bring them together behind the call: it takes the count of records for the same in all lanes."""
     source = marked("warplens::Recorder<s> rec;")
     options = [f"-DWARPLENS_POLICY={policy}", "-DWARPLENS_LOOPS"]
-    functions = called_functions(compile_cubin(source, ["k"], arch=arch, options=options).cubin, tmp_path)
+    functions = called_functions(compile_cubin(source, ["k"], arch=arch, options=options).cubin)
     for rare in RARE[policy]:
         code = next(code for name, code in functions.items() if rare in name)
         returns = [at for at, instruction in enumerate(code) if re.search(r"\bRET\.", instruction)]
@@ -367,12 +363,10 @@ __global__ void k(float* p, int n) {
 @pytest.mark.parametrize("keep", ["oldest", "newest"])
 @pytest.mark.parametrize("policy", ["packed", "live"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_no_function_that_a_mark_of_lanes_calls_lets_go_those_that_wait(
-    policy: str, arch: str, keep: str, tmp_path: Path
-) -> None:
+def test_no_function_that_a_mark_of_lanes_calls_lets_go_those_that_wait(policy: str, arch: str, keep: str) -> None:
     """A YIELD lets lanes go that wait for the others behind a branch; ptxas puts it where a function has an atomic."""
     options = [f"-DWARPLENS_POLICY={policy}", *(["-DWARPLENS_KEEP_NEWEST"] if keep == "newest" else [])]
-    functions = called_functions(compile_cubin(MARK_OF_A_LANE, ["k"], arch=arch, options=options).cubin, tmp_path)
+    functions = called_functions(compile_cubin(MARK_OF_A_LANE, ["k"], arch=arch, options=options).cubin)
     for called in ("14store_detached", "19call_choose_further"):
         (code,) = [code for name, code in functions.items() if called in name]
         assert not [instruction for instruction in code if "YIELD" in instruction], called
