@@ -20,8 +20,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without bytecode (PYTHONDONTWRITEBYTECODE) each worker would rewrite the assertions of all tests, and each program
-    that a test starts would compile what it imports."""
+    """Without bytecode (PYTHONDONTWRITEBYTECODE) each worker rewrites the assertions of all tests, and each program
+    that a test starts compiles what it imports."""
     cache = getattr(config, "cache", None)
     if sys.dont_write_bytecode and cache is not None:
         sys.dont_write_bytecode, sys.pycache_prefix = False, str(cache.mkdir("bytecode"))
