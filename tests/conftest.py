@@ -1,12 +1,13 @@
 """For all tests: Ctrl-C arrives, also where they were started in the background of a shell, which has it ignored; they
-run on all cores, but for those of a GPU and of a browser, whose times and ports are one's own; and a folder whose mark
-`-m` leaves out is not imported.
+run on all cores, but for those of a GPU and of a browser, whose times and ports are one's own; a folder whose mark `-m`
+leaves out is not imported; and Python's bytecode is kept, where not beside the sources in pytest's cache.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,16 @@ MARKED_FOLDERS = ("browser", "compile", "gpu")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without bytecode (PYTHONDONTWRITEBYTECODE) each worker rewrites the assertions of all tests, and each program
+    that a test starts compiles what it imports."""
+    cache = getattr(config, "cache", None)
+    if sys.dont_write_bytecode and cache is not None:
+        sys.dont_write_bytecode, sys.pycache_prefix = False, str(cache.mkdir("bytecode"))
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 
 @pytest.hookimpl(optionalhook=True)

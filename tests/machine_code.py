@@ -6,11 +6,15 @@ import importlib.util
 import re
 import struct
 import subprocess
+import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from warplens.audit import COLUMNS
-from warplens.capture.audited import audit_builds
+from warplens.audit import COLUMNS, pick_section, read_sass
+from warplens.audit.sass import Section
+from warplens.capture import audited as audited_builds
 from warplens.capture.compile import Compiled
 from warplens.capture.modules import read_site_sets
 
@@ -38,22 +42,31 @@ def tool(program: str) -> str:
     return str(next((path for path in found if path.is_file()), found[0]))
 
 
-def disassemble(cubin: bytes, symbol: str, tmp_path: Path) -> list[str]:
+@lru_cache(64)
+def _plain_text(cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [tool("nvdisasm"), "-c", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@lru_cache(64)
+def sections(cubin: bytes) -> tuple[Section, ...]:
+    """What the audit reads of a module; nvdisasm takes 0.3 to 0.5 s to start, whatever it reads."""
+    return tuple(read_sass(audited_builds.disassemble(cubin)))
+
+
+def disassemble(cubin: bytes, symbol: str) -> list[str]:
     """Instructions of a kernel, in the order in which they lie, with their operands."""
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(cubin)
-    text = subprocess.run([tool("nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
-    body = re.split(r"(?m)^\.text\.", text)
+    body = re.split(r"(?m)^\.text\.", _plain_text(cubin))
     kernel = next(part for part in body if part.startswith(symbol + ":"))
     return re.findall(r"(?m)^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", kernel)
 
 
-def called_functions(cubin: bytes, tmp_path: Path) -> dict[str, list[str]]:
+def called_functions(cubin: bytes) -> dict[str, list[str]]:
     """Instructions of the functions that kernels call, by the symbol that nvdisasm gives them."""
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(cubin)
-    text = subprocess.run([tool("nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
-    parts = re.split(r"(?m)^\s+\.type\s+(\S+),@function$", text)
+    parts = re.split(r"(?m)^\s+\.type\s+(\S+),@function$", _plain_text(cubin))
     return {
         name: re.findall(r"(?m)^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", body)
         for name, body in zip(parts[1::2], parts[2::2], strict=True)
@@ -67,7 +80,8 @@ def audited(
     """Rows of the audit of a kernel, with the name of each row's site, and the facts about both builds."""
     sites = read_site_sets(compiled.cubin)[0]["sites"]
     other = None if clean is None else (clean[0].cubin, clean[0].names[clean[1]])
-    entry = audit_builds((compiled.cubin, compiled.names[name]), other, sites, {filename: source})
+    with patch.object(audited_builds, "_section", lambda cubin, name: pick_section(list(sections(cubin)), name)):
+        entry = audited_builds.audit_builds((compiled.cubin, compiled.names[name]), other, sites, {filename: source})
     assert entry["not_audited"] is None
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*entry["columns"].values(), strict=True)]
     return [row | {"name": "" if row["site"] is None else sites[row["site"]]["name"]} for row in rows], entry["facts"]

@@ -31,10 +31,18 @@ def built(source: str, name: str, arch: str, *options: str) -> Compiled:
     return compile_cubin(source, [name], arch=arch, options=["-DWARPLENS_1D", *options], filename="k.cu")
 
 
-def rows_of(source: str, arch: str, *options: str, clean: bool = False) -> list[dict[str, Any]]:
-    traced = built(source, "k<true>", arch, LINE_INFO, *options)
-    other = (built(source, "k<false>", arch, LINE_INFO, *options), "k<false>") if clean else None
-    return audited(traced, "k<true>", source, "k.cu", other)[0]
+@cache
+def module(arch: str, policy: str) -> Compiled:
+    """All kernels of `PARTS`, each in a namespace and in a file of its own."""
+    parts = [f'namespace {name} {{\n#line 1 "{name}.cu"\n{text}\n}}\n' for name, text in PARTS.items()]
+    names = [f"{name}::k<{traced}>" for name in PARTS for traced in ("true", "false")]
+    options = ["-DWARPLENS_1D", LINE_INFO, f"-DWARPLENS_POLICY={policy}"]
+    return compile_cubin(SITES + "".join(parts), names, arch=arch, options=options, filename="k.cu")
+
+
+def rows_of(part: str, arch: str, policy: str = "packed") -> list[dict[str, Any]]:
+    build = module(arch, policy)
+    return audited(build, f"{part}::k<true>", PARTS[part], f"{part}.cu", (build, f"{part}::k<false>"))[0]
 
 
 def line_of(source: str, text: str) -> int:
@@ -99,9 +107,7 @@ def test_the_demos_phases_measure_what_their_names_say(arch: str) -> None:
     assert facts["traced"]["instructions"] > facts["clean"]["instructions"]
 
 
-EACH = (
-    SITES
-    + """
+EACH = """
 template <bool kTrace> __global__ void k(const float* p, float* out, unsigned n) {
   warplens::Recorder<s, kTrace> rec;
   rec.mark(s::load);
@@ -128,7 +134,6 @@ template <bool kTrace> __global__ void k(const float* p, float* out, unsigned n)
   out[9] = p[9];
 }
 """
-)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -136,7 +141,7 @@ template <bool kTrace> __global__ void k(const float* p, float* out, unsigned n)
 def test_every_verb_is_named_with_its_site_and_line_and_no_clock_read_of_the_recorders_own_is_a_mark(
     arch: str, policy: str
 ) -> None:
-    rows = rows_of(EACH, arch, f"-DWARPLENS_POLICY={policy}")
+    rows = rows_of("each", arch, policy)
     expected = [
         ("mark", "load"),
         ("range_start", "use"),
@@ -158,9 +163,7 @@ def test_every_verb_is_named_with_its_site_and_line_and_no_clock_read_of_the_rec
     assert not any("cannot be told" in row["finding"] for row in rows)
 
 
-LOOP = (
-    SITES
-    + """
+LOOP = """
 template <bool kTrace> __global__ void k(const float* p, float* out, int n) {
   warplens::Recorder<s, kTrace> rec;
   rec.phase(s::other);
@@ -177,14 +180,13 @@ template <bool kTrace> __global__ void k(const float* p, float* out, int n) {
   out[threadIdx.x] = sum;
 }
 """
-)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_marks_in_an_unrolled_loop_part_its_loads_and_that_is_found(arch: str, policy: str) -> None:
-    source = LOOP.replace("PIN", "")
-    rows = rows_of(source, arch, f"-DWARPLENS_POLICY={policy}", clean=True)
+    source = PARTS["loop"]
+    rows = rows_of("loop", arch, policy)
     lines = {row["name"]: row["line"] for row in rows}
     assert lines["load"] == line_of(source, "rec.phase(s::load)")
     assert lines["use"] == line_of(source, "rec.phase(s::use)")
@@ -204,8 +206,7 @@ def test_marks_in_an_unrolled_loop_part_its_loads_and_that_is_found(arch: str, p
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_pin_in_that_loop_makes_the_load_phase_right_and_says_that_it_changed_the_schedule(arch: str) -> None:
-    source = LOOP.replace("PIN", "rec.landed(value);")
-    rows = rows_of(source, arch, clean=True)
+    rows = rows_of("pinned", arch)
     assert all(row["severity"] == "" for row in rows if row["name"] == "load")
     pins = [row for row in rows if row["verb"] == "landed"]
     assert pins
@@ -213,9 +214,7 @@ def test_a_pin_in_that_loop_makes_the_load_phase_right_and_says_that_it_changed_
     assert [row["severity"] for row in pins if "the pin changed the schedule" in row["finding"]] == ["note"]
 
 
-COPIES = (
-    SITES
-    + """
+COPIES = """
 template <bool kTrace> __global__ void k(const float4* p, float4* out) {
   extern __shared__ float4 tile[];
   warplens::Recorder<s, kTrace> rec;
@@ -232,12 +231,11 @@ template <bool kTrace> __global__ void k(const float4* p, float4* out) {
   out[threadIdx.x] = tile[threadIdx.x ^ 1];
 }
 """
-)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_groups_of_asynchronous_copies_are_followed_to_their_waits(arch: str) -> None:
-    rows = rows_of(COPIES, arch)
+    rows = rows_of("copies", arch)
     assert [(row["name"], row["outstanding_loads"]) for row in rows[:4]] == [
         ("load", 0),
         ("other", 2),
@@ -248,9 +246,7 @@ def test_groups_of_asynchronous_copies_are_followed_to_their_waits(arch: str) ->
     assert (rows[1]["finding"], rows[2]["finding"]) == ("", "")
 
 
-BARRIERS = (
-    SITES
-    + """
+BARRIERS = """
 template <bool kTrace> __global__ void k(const float* p, float* out) {
   __shared__ float shared[64];
   warplens::Recorder<s, kTrace> rec;
@@ -262,19 +258,16 @@ template <bool kTrace> __global__ void k(const float* p, float* out) {
   out[threadIdx.x] = shared[63 - threadIdx.x];
 }
 """
-)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_barrier_in_a_wait_is_settled(arch: str, policy: str) -> None:
-    found = rows_of(BARRIERS.replace("MARK", "wait"), arch, f"-DWARPLENS_POLICY={policy}")
+    found = rows_of("barriers", arch, policy)
     assert next(row["finding"] for row in found if row["name"] == "use") == ""
 
 
-ITERATIONS = (
-    SITES
-    + """
+ITERATIONS = """
 template <bool kTrace> __global__ void k(const float* p, float* out, unsigned n) {
   warplens::Recorder<s, kTrace> rec;
   for (unsigned i = 0; i < n; ++i) {
@@ -286,13 +279,12 @@ template <bool kTrace> __global__ void k(const float* p, float* out, unsigned n)
   }
 }
 """
-)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_the_gap_that_stands_for_iterations_left_out_is_no_mark(arch: str, policy: str) -> None:
-    rows = rows_of(ITERATIONS, arch, f"-DWARPLENS_POLICY={policy}")
+    rows = rows_of("iterations", arch, policy)
     assert {(row["verb"], row["name"]) for row in rows} <= {
         ("phase", "other"),
         ("phase", "use"),
@@ -304,7 +296,7 @@ def test_the_gap_that_stands_for_iterations_left_out_is_no_mark(arch: str, polic
 
 def test_a_kernels_entry_holds_its_marks_and_is_made_once() -> None:
     kernel: Any = object.__new__(CudaKernel)  # its constructor wants a GPU
-    source = LOOP.replace("PIN", "")
+    source = SITES + LOOP.replace("PIN", "")
     kernel.source, kernel.name, kernel.clean, kernel.filename = source, "k<true>", "k<false>", "k.cu"
     traced = built(source, "k<true>", "sm_90a", LINE_INFO)
     clean = built(source, "k<false>", "sm_90a", LINE_INFO)
@@ -330,13 +322,11 @@ def test_marks_of_one_line_are_told_apart_in_a_build_for_one_arena(arch: str, po
     )
     arena = ("-DWARPLENS_ARENA=0x7f0000000000ull", "-DWARPLENS_CHUNKS=0x7f0000010000ull")
     options = (*arena, "-DWARPLENS_SHARED_CHUNKS=1024u", "-DWARPLENS_ALL_RECORDED", f"-DWARPLENS_POLICY={policy}")
-    rows = rows_of(source, arch, *options)
+    rows, _ = audited(built(source, "k<true>", arch, LINE_INFO, *options), "k<true>", source, "k.cu")
     assert [(row["verb"], row["name"]) for row in rows if row["verb"] != "end"] == [("phase", "load"), ("phase", "put")]
 
 
-DETACHED = (
-    SITES
-    + """template <bool T> __device__ __noinline__ float called(float v) {
+DETACHED = """template <bool T> __device__ __noinline__ float called(float v) {
   warplens::mark<s, T>(s::other);
   return v * v;
 }
@@ -355,13 +345,23 @@ template <bool T> __global__ void k(float* p) {
   p[threadIdx.x] = v;
 }
 """
-)
+
+PARTS = {
+    "each": EACH,
+    "loop": LOOP.replace("PIN", ""),
+    "pinned": LOOP.replace("PIN", "rec.landed(value);"),
+    "copies": COPIES,
+    "barriers": BARRIERS.replace("MARK", "wait"),
+    "iterations": ITERATIONS,
+    "detached": DETACHED,
+}
+"""A module holds them all: nvdisasm takes as long for one kernel as for ten."""
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_marks_of_lanes_are_named_where_they_stand(arch: str, policy: str) -> None:
-    rows = rows_of(DETACHED, arch, f"-DWARPLENS_POLICY={policy}")
+    rows = rows_of("detached", arch, policy)
     found = [(row["verb"], row["name"], row["line"]) for row in rows if row["verb"] == "mark"]
     called, taken = line_of(DETACHED, "warplens::mark"), line_of(DETACHED, "mark_lane")
     assert sorted(found) == [("mark", "other", called), ("mark", "put", taken), ("mark", "put", taken)]

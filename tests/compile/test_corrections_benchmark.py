@@ -39,21 +39,19 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", KERNELS)
-def test_each_kernel_compiles_with_marks_off_on_doubled_and_alone(
-    name: str, arch: str, benchmark: ModuleType, tmp_path: Path
-) -> None:
+def test_each_kernel_compiles_with_marks_off_on_doubled_and_alone(name: str, arch: str, benchmark: ModuleType) -> None:
     (case,) = [case for case in benchmark.CASES if case.name == name]
     source = case.source.read_text(encoding="utf-8")
     off = case.kernel.replace("true", "false")
     clean = compile_cubin(source, [off], arch=arch)
-    assert "SR_CLOCKLO" not in "\n".join(disassemble(clean.cubin, clean.names[off], tmp_path))
+    assert "SR_CLOCKLO" not in "\n".join(disassemble(clean.cubin, clean.names[off]))
     texts = [source, *(benchmark.marks_kept(source, site) for site in case.alone)]
     assert len(texts) == 1 + len(case.alone)
     for text in texts:
         for copies in (0, 2):
             compiled = compile_cubin(text, [case.kernel], arch=arch, options=[f"-DWARPLENS_MARKS={copies}"])
             assert "warning" not in compiled.log
-            code = "\n".join(disassemble(compiled.cubin, compiled.names[case.kernel], tmp_path))
+            code = "\n".join(disassemble(compiled.cubin, compiled.names[case.kernel]))
             assert code.count("SR_CLOCKLO") >= 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ LOADED_BARE, LOADED_SETTLED = "barrier_loaded<false>", "barrier_loaded<true>"
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_what_the_device_facts_compare_is_read_with_nothing_in_between(arch: str, tmp_path: Path) -> None:
+def test_what_the_device_facts_compare_is_read_with_nothing_in_between(arch: str) -> None:
     if not SOURCE.is_file():
         pytest.skip("not a checkout: benchmarks/ is not installed")
     options = ["-DWARPLENS_NO_CLUSTER"]
@@ -40,5 +39,5 @@ def test_what_the_device_facts_compare_is_read_with_nothing_in_between(arch: str
     for loaded, alone in ((LOADED_BARE, BARE), (LOADED_SETTLED, SETTLED)):
         patterns[compiled.names[loaded]] = patterns[compiled.names[alone]]
     for symbol, pattern in patterns.items():
-        code = "\n".join(disassemble(compiled.cubin, symbol, tmp_path))
+        code = "\n".join(disassemble(compiled.cubin, symbol))
         assert re.search(pattern, code), f"{symbol}:\n{code}"

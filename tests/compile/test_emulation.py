@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -96,15 +98,48 @@ def random_case(rng: random.Random, *, chunks: int = 3000) -> Case:
     return case.timed()
 
 
+@dataclass
+class Expected:
+    """What the encoder's chunks of a case decode to."""
+
+    spans: list[tuple[Any, ...]]
+    told: dict[str, int]
+    whole_spans: set[tuple[Any, ...]]
+    events: int
+
+
+def expected_of(cases: list[Case], marks: int = 1) -> list[Expected]:
+    made = []
+    for case in cases:
+        found = decoded(case, reference(case, marks))
+        made.append(Expected(spans(found), told(found), whole_spans(found), int(found.launches["events"][0])))
+    return made
+
+
+Known = list[tuple[Case, Expected]]
+"""Cases that tests of all policies share, and must not change."""
+
+
+@cache
+def uniform(seed: int, count: int, marks: int = 1) -> Known:
+    rng = random.Random(seed)
+    cases = [random_case(rng) for _ in range(count)]
+    return list(zip(cases, expected_of(cases, marks), strict=True))
+
+
+def results(program: Any, known: Known) -> Iterator[tuple[Case, Expected, Result]]:
+    """What the program leaves of each case, and what is expected of it."""
+    for (case, expected), result in zip(known, run(program, [case for case, _ in known]), strict=True):
+        yield case, expected, result
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_uniform_warps_leave_what_the_tests_own_encoder_says(policy: str, programs: Any) -> None:
-    rng = random.Random(5)
-    cases = [random_case(rng) for _ in range(150)]
-    for case, result in zip(cases, run(programs(policy), cases), strict=True):
+    for case, expected, result in results(programs(policy), uniform(5, 150)):
         assert not result.faults
-        found, expected = decoded(case, result), decoded(case, reference(case))
-        assert spans(found) == spans(expected)
-        assert told(found) == told(expected)
+        found = decoded(case, result)
+        assert spans(found) == expected.spans
+        assert told(found) == expected.told
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -116,14 +151,15 @@ def test_a_build_that_knows_the_step_records_those_blocks_without_asking(policy:
     asked = run(programs(policy), cases)
     for case in cases:
         case.every, case.warp_mask = 1, 0  # what the build must not look at
-    results = run(programs(policy, every=2), cases)
-    for case, result, other in zip(cases, results, asked, strict=True):
+    compared = 0
+    for case, result, other in zip(cases, run(programs(policy, every=2), cases), asked, strict=True):
         case.every, case.warp_mask = 2, FULL
         found, expected = decoded(case, result), decoded(case, other)
         assert not result.faults
         assert spans(found) == spans(expected)
         assert told(found) == told(expected)
-    assert sum(len(spans(decoded(case, result))) for case, result in zip(cases, results, strict=True)) > 1000
+        compared += len(found.spans)
+    assert compared > 1000
 
 
 @pytest.mark.parametrize(
@@ -132,14 +168,12 @@ def test_a_build_that_knows_the_step_records_those_blocks_without_asking(policy:
 def test_builds_that_take_marks_more_often_or_none_leave_what_the_encoder_says(
     policy: str, marks: int, programs: Any
 ) -> None:
-    rng = random.Random(8)
-    cases = [random_case(rng) for _ in range(100)]
-    for case, result in zip(cases, run(programs(policy, marks), cases), strict=True):
+    for case, expected, result in results(programs(policy, marks), uniform(8, 100, marks)):
         assert not result.faults
-        found, expected = decoded(case, result), decoded(case, reference(case, marks))
+        found = decoded(case, result)
         # The clock goes on between copies, which the encoder gives one time.
-        assert [row[:5] + row[7:] for row in spans(found)] == [row[:5] + row[7:] for row in spans(expected)]
-        assert told(found) == told(expected)
+        assert [row[:5] + row[7:] for row in spans(found)] == [row[:5] + row[7:] for row in expected.spans]
+        assert told(found) == expected.told
 
 
 @pytest.mark.parametrize("policy", ["packed", "counted", "staged", "stream"])
@@ -157,48 +191,53 @@ def test_first_copies_of_a_doubled_build_are_the_marks_of_a_single_one(policy: s
     assert compared > 2000
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_does_not_fit_is_counted_to_the_event(policy: str, programs: Any) -> None:
+@cache
+def tight_cases() -> Known:
     rng = random.Random(6)
     cases = [random_case(rng, chunks=rng.choice([0, 1, 3, 8])) for _ in range(120)]
+    return list(zip(cases, expected_of(cases), strict=True))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_does_not_fit_is_counted_to_the_event(policy: str, programs: Any) -> None:
     lossy = 0
-    for case, result in zip(cases, run(programs(policy), cases), strict=True):
+    for case, expected, result in results(programs(policy), tight_cases()):
         assert not result.faults
-        all_events = decoded(case, reference(case)).launches["events"][0]
         kept = int(decoded(case, result).launches["events"][0])
-        assert kept + result.lost_events == all_events
+        assert kept + result.lost_events == expected.events
         lossy += result.lost_events > 0
     assert lossy > 50
 
 
-def ring_cases(rng: random.Random, sizes: tuple[int, ...]) -> list[Case]:
-    """Launches of many warps into rings that hold a part of them."""
-    return [random_case(rng, chunks=rng.choice(sizes)).ringed() for _ in range(120)]
+@cache
+def ring_cases(seed: int, sizes: tuple[int, ...], stuck: tuple[int, ...] = (0,)) -> Known:
+    """Launches of many warps into rings that hold a part of them, and of which some chunks are always open."""
+    rng = random.Random(seed)
+    cases = [random_case(rng, chunks=rng.choice(sizes)).ringed() for _ in range(120)]
+    for case in cases:
+        case.stuck = rng.choice(stuck) if case.chunks else 0
+    return list(zip(cases, expected_of(cases), strict=True))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_ring_that_holds_all_leaves_what_the_tests_own_encoder_says(policy: str, programs: Any) -> None:
-    cases = ring_cases(random.Random(11), (3000,))
-    for case, result in zip(cases, run(programs(policy, newest=True), cases), strict=True):
+    for case, expected, result in results(programs(policy, newest=True), ring_cases(11, (3000,))):
         assert not result.faults
-        found, expected = decoded(case, result), decoded(case, reference(case))
+        found = decoded(case, result)
         assert result.lost_events == 0
-        assert spans(found) == spans(expected)
-        assert told(found) == told(expected)
+        assert spans(found) == expected.spans
+        assert told(found) == expected.told
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_ring_loses_what_it_writes_over_and_counts_it_to_the_event(policy: str, programs: Any) -> None:
-    rng = random.Random(12)
-    cases = ring_cases(rng, (0, 1, 2, 3, 5, 8, 20))
-    for case in cases:  # some chunks are always open
-        case.stuck = rng.choice([0, 0, 1, 3]) if case.chunks else 0
+    known = ring_cases(12, (0, 1, 2, 3, 5, 8, 20), (0, 0, 1, 3))
     turned = 0
-    for case, result in zip(cases, run(programs(policy, newest=True), cases), strict=True):
+    for case, expected, result in results(programs(policy, newest=True), known):
         assert not result.faults
-        found, whole = decoded(case, result), decoded(case, reference(case))
-        assert int(found.launches["events"][0]) + result.lost_events == int(whole.launches["events"][0])
-        assert set(told(found)) - set(told(whole)) <= RING_DOUBTS
+        found = decoded(case, result)
+        assert int(found.launches["events"][0]) + result.lost_events == expected.events
+        assert set(told(found)) - set(expected.told) <= RING_DOUBTS
         turned += result.lost_events > 0
     assert turned > 50
 
@@ -210,11 +249,11 @@ RING_DOUBTS = LOSSES | HALVES
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_ring_keeps_the_newest_chunks_whole_and_no_span_crosses_a_gap(policy: str, programs: Any) -> None:
-    cases = ring_cases(random.Random(13), (1, 2, 3, 5, 8, 20))
     gaps = 0
-    for case, result in zip(cases, run(programs(policy, newest=True), cases), strict=True):
-        assert whole_spans(decoded(case, result)) <= whole_spans(decoded(case, reference(case)))
-        overwritten = [p for p in decoded(case, result).problems if p.kind == "gap"]
+    for case, expected, result in results(programs(policy, newest=True), ring_cases(13, (1, 2, 3, 5, 8, 20))):
+        found = decoded(case, result)
+        assert whole_spans(found) <= expected.whole_spans
+        overwritten = [p for p in found.problems if p.kind == "gap"]
         assert all("overwritten (keep=newest)" in p.text for p in overwritten)
         gaps += len(overwritten)
         written = result.chunks[:, [layout.WORD_BLOCK, layout.WORD_META]]

@@ -200,7 +200,7 @@ def test_a_cmake_project_takes_it_for_its_compiler(place: Path) -> None:
     start = "import sys; from warplens.cli.nvcc import program; program()"
     compiler.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", start])} "$@"\n', encoding="utf-8")
     compiler.chmod(0o755)
-    project = "cmake_minimum_required(VERSION 3.24)\nproject(p LANGUAGES CXX CUDA)\nadd_executable(p a.cu)\n"
+    project = "cmake_minimum_required(VERSION 3.24)\nproject(p LANGUAGES CUDA)\nadd_executable(p a.cu)\n"
     (place / "CMakeLists.txt").write_text(project, encoding="utf-8")
     command = ["cmake", "-S", ".", "-B", "build", f"-DCMAKE_CUDA_COMPILER={compiler}", "-DCMAKE_CUDA_ARCHITECTURES=90"]
     subprocess.run(command, check=True, capture_output=True, timeout=300)

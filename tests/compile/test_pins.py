@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from tests.machine_code import audited, text_section
-from warplens.audit import read_sass
+from tests.machine_code import audited, sections, text_section
+from warplens.audit import pick_section
 from warplens.audit.marks import is_ours
 from warplens.audit.sass import Instruction
-from warplens.capture.audited import LINE_INFO, disassemble
+from warplens.capture.audited import LINE_INFO
 from warplens.capture.compile import Compiled, compile_cubin
 
 pytestmark = pytest.mark.compile
@@ -35,12 +35,13 @@ VALUES = {
         "a[0] + b[3]",
     ),
 }
-SOURCE = """
+HEAD = """
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <warplens/warplens.cuh>
 WARPLENS_SITES(s, load, add, put);
-template <bool kTrace> __global__ void k(const TYPE* p, TYPE* out, int n) {
+"""
+KERNEL = """template <bool kTrace> __global__ void NAME(const TYPE* p, TYPE* out, int n) {
   warplens::Recorder<s, kTrace> rec;
   const unsigned i = threadIdx.x;
   rec.phase(s::load);
@@ -55,18 +56,37 @@ template <bool kTrace> __global__ void k(const TYPE* p, TYPE* out, int n) {
 PIN = "rec.landed(a, b);"
 
 
-def source(kind: str, pin: str = PIN) -> str:
-    memory, make, total = VALUES[kind]
-    return SOURCE.replace("TYPE", memory).replace("MAKE", make).replace("PIN", pin).replace("SUM", total)
+def name_of(kind: str, traced: bool) -> str:
+    """Of a kernel of the module that has those of all kinds."""
+    return f"k_{kind.replace(' ', '_')}<{str(traced).lower()}>"
+
+
+def source(*kinds: str, pin: str = PIN) -> str:
+    text = HEAD
+    for kind in kinds:
+        memory, make, total = VALUES[kind]
+        kernel = KERNEL.replace("NAME", name_of(kind, True).partition("<")[0]).replace("TYPE", memory)
+        text += kernel.replace("MAKE", make).replace("PIN", pin).replace("SUM", total)
+    return text
+
+
+ALL = source(*VALUES)
 
 
 @cache
-def compiled(text: str, arch: str, name: str = "k<true>") -> Compiled:
-    return compile_cubin(text, [name], arch=arch, options=["-DWARPLENS_1D", LINE_INFO], filename="k.cu")
+def compiled(text: str, arch: str, kinds: tuple[str, ...] = tuple(VALUES)) -> Compiled:
+    names = [name_of(kind, traced) for kind in kinds for traced in (True, False)]
+    return compile_cubin(text, names, arch=arch, options=["-DWARPLENS_1D", LINE_INFO], filename="k.cu")
 
 
-def code_of(build: Compiled) -> list[Instruction]:
-    return read_sass(disassemble(build.cubin))[0].code
+@cache
+def off(text: str, arch: str) -> Compiled:
+    """Without options: recording is off by the kernels' names."""
+    return compile_cubin(text, [name_of(kind, False) for kind in VALUES], arch=arch)
+
+
+def code_of(build: Compiled, name: str) -> list[Instruction]:
+    return pick_section(list(sections(build.cubin)), build.names[name]).code
 
 
 def is_of_pin(instruction: Instruction) -> bool:
@@ -76,7 +96,7 @@ def is_of_pin(instruction: Instruction) -> bool:
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_load_has_been_waited_for_at_the_pin_and_the_clock_is_read_behind_it(arch: str, kind: str) -> None:
-    code = code_of(compiled(source(kind), arch))
+    code = code_of(compiled(ALL, arch), name_of(kind, True))
     guard = next(n for n, own in enumerate(code) if is_of_pin(own) and own.name == "LDS")
     loads = [(n, own) for n, own in enumerate(code[:guard]) if own.name == "LDG" and not is_ours(own)]
     assert len(loads) >= 2
@@ -90,19 +110,20 @@ def test_every_load_has_been_waited_for_at_the_pin_and_the_clock_is_read_behind_
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_audit_proves_the_pin_and_finds_the_phase_right(arch: str, kind: str) -> None:
-    text = source(kind)
-    rows, _ = audited(compiled(text, arch), "k<true>", text, "k.cu", (compiled(text, arch, "k<false>"), "k<false>"))
+    build, name = compiled(ALL, arch), name_of(kind, True)
+    rows, _ = audited(build, name, ALL, "k.cu", (build, name_of(kind, False)))
     load, pin, add = rows[:3]
     assert [row["verb"] for row in rows[:3]] == ["phase", "landed", "phase"]
     assert (load["name"], load["severity"]) == ("load", "")
-    assert pin["line"] == text.splitlines().index(f"  {PIN}") + 1
+    pins = [line for line, text in enumerate(ALL.splitlines(), 1) if text == f"  {PIN}"]
+    assert pin["line"] == pins[list(VALUES).index(kind)]
     assert (pin["outstanding_loads"], add["outstanding_loads"]) == (0, 0)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_without_the_pin_the_same_phase_is_found_to_claim_too_much(arch: str) -> None:
     text = source("float", pin="")
-    rows, _ = audited(compiled(text, arch), "k<true>", text, "k.cu")
+    rows, _ = audited(compiled(text, arch, ("float",)), name_of("float", True), text, "k.cu")
     line = text.splitlines().index("  float a = p[i], b = p[i + n];") + 1
     assert rows[0]["severity"] == "warning"
     assert rows[0]["finding"].startswith(f"2 loads of line {line} are still under way at its end")
@@ -112,10 +133,7 @@ def test_without_the_pin_the_same_phase_is_found_to_claim_too_much(arch: str) ->
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_with_recording_off_a_pin_leaves_the_machine_code_of_the_bare_kernel(arch: str, kind: str) -> None:
-    text = source(kind)
-    lines = [
-        line for line in text.splitlines() if "rec." not in line and "Recorder" not in line and "SITES" not in line
-    ]
-    bare = compile_cubin("\n".join(lines), ["k<false>"], arch=arch)
-    off = compile_cubin(text, ["k<false>"], arch=arch)
-    assert text_section(off.cubin, off.names["k<false>"]) == text_section(bare.cubin, bare.names["k<false>"])
+    lines = [line for line in ALL.splitlines() if "rec." not in line and "Recorder" not in line and "SITES" not in line]
+    bare, pinned = off("\n".join(lines), arch), off(ALL, arch)
+    name = name_of(kind, False)
+    assert text_section(pinned.cubin, pinned.names[name]) == text_section(bare.cubin, bare.names[name])

@@ -76,18 +76,18 @@ def test_both_builds_leave_room_for_a_full_sm(arch: str, dtype: str, tmp_path: P
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_off_moves_128_bits_at_a_time(arch: str, dtype: str, tmp_path: Path) -> None:
+def test_off_moves_128_bits_at_a_time(arch: str, dtype: str) -> None:
     compiled = marked(arch)
-    code = disassemble(compiled.cubin, compiled.names[name(dtype, False)], tmp_path)
+    code = disassemble(compiled.cubin, compiled.names[name(dtype, False)])
     memory = re.findall(r"\b(?:LDG|STG|LDL|STL)[\w.]*", "\n".join(code))
     assert memory == ["LDG.E.128", "LDG.E.128", "STG.E.EF.128"]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_each_phase_holds_its_own_memory_operations(arch: str, dtype: str, tmp_path: Path) -> None:
+def test_each_phase_holds_its_own_memory_operations(arch: str, dtype: str) -> None:
     compiled = marked(arch)
-    code = "\n".join(disassemble(compiled.cubin, compiled.names[name(dtype, True)], tmp_path))
+    code = "\n".join(disassemble(compiled.cubin, compiled.names[name(dtype, True)]))
     hot = code[code.index("SR_CLOCKLO") : code.index("STG.E.EF.128") + len("STG.E.EF.128")]
     operation = r"SR_CLOCKLO|LDG\.E\.128|SHFL\.BFLY|BAR\.SYNC|STG\.E\.EF\.128"
     # A run of clock reads is one boundary: block_reduce between two marks only writes to shared memory.
@@ -102,10 +102,10 @@ def test_each_phase_holds_its_own_memory_operations(arch: str, dtype: str, tmp_p
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_between_a_barrier_and_the_clock_behind_it_stands_an_instruction(arch: str, tmp_path: Path) -> None:
+def test_between_a_barrier_and_the_clock_behind_it_stands_an_instruction(arch: str) -> None:
     # On an H200 a clock right behind BAR.SYNC is read before the barrier has opened (device_facts.json).
     compiled = limited(arch)
-    code = "\n".join(disassemble(compiled.cubin, compiled.names[name("__half", True)], tmp_path))
+    code = "\n".join(disassemble(compiled.cubin, compiled.names[name("__half", True)]))
     behind = [part.partition("SR_CLOCKLO")[0] for part in code.split("BAR.SYNC")[1:3]]
     assert len(behind) == 2
     for instructions in behind:
@@ -140,7 +140,7 @@ def test_the_benchmarks_other_recorders_make_nine_marks_in_the_same_kernel(
         pytest.skip(f"{rival} is not installed, and its header is read from its package")
     expression, options = recorders.name_expression(traced=True), recorders.rival_options(rival)
     compiled = compile_cubin(recorders.rival_source(rival), [expression], arch="sm_90a", options=options)
-    code = disassemble(compiled.cubin, compiled.names[expression], tmp_path)
+    code = disassemble(compiled.cubin, compiled.names[expression])
     anchors = 1 if rival == "document" else 0
     assert len(re.findall(timer, "\n".join(code))) == recorders.MARKS + anchors
     assert resources(compiled.cubin, compiled.names[expression], tmp_path)["REG"] <= MAX_TRACED_REGISTERS

@@ -81,7 +81,7 @@ def test_a_step_compiles_without_spills_and_moves_128_bits_at_a_time(file: str, 
     assert {name(file), name(file, "__half")} <= set(compiled.names)
     found = resources(compiled.cubin, compiled.names[name(file)], tmp_path)
     assert found["STACK"] == found["LOCAL"] == 0
-    code = "\n".join(disassemble(compiled.cubin, compiled.names[name(file)], tmp_path))
+    code = "\n".join(disassemble(compiled.cubin, compiled.names[name(file)]))
     assert "SR_CLOCK" not in code
     loads, stores, copies, barriers = SOURCES[file]
     memory = re.findall(r"\b(?:LDG|STG)\S*", code)
@@ -99,9 +99,9 @@ def test_bulk_copies_are_refused_by_name_where_there_are_none(file: str) -> None
 
 
 @pytest.mark.parametrize("file", OVERLAPPING)
-def test_no_global_memory_is_read_or_written_before_the_launch_before_is_over(file: str, tmp_path: Path) -> None:
+def test_no_global_memory_is_read_or_written_before_the_launch_before_is_over(file: str) -> None:
     compiled = built(file, "sm_90a")
-    code = "\n".join(disassemble(compiled.cubin, compiled.names[name(file)], tmp_path))
+    code = "\n".join(disassemble(compiled.cubin, compiled.names[name(file)]))
     before, waits, after = code.partition("ACQBULK")
     assert waits
     assert not re.search(r"\b(LDG|STG|UBLKCP)\b", before)

@@ -51,7 +51,7 @@ def test_the_matmul_switched_off_is_the_kernel_without_marks() -> None:
 def test_the_marked_matmul_keeps_two_blocks_an_sm_and_spills_nothing(options: tuple[str, ...], tmp_path: Path) -> None:
     name = "matmul_pipelined<true>"
     compiled = compile_cubin(matmul(), [name], arch="sm_90a", options=[*ARENA, *options])
-    code = disassemble(compiled.cubin, compiled.names[name], tmp_path)
+    code = disassemble(compiled.cubin, compiled.names[name])
     assert sum("HMMA" in instruction for instruction in code) == 64  # 4 steps of 4 x 4 tiles
     assert sum("SR_CLOCKLO" in instruction for instruction in code) >= 7  # six marks and the end
     assert not any(re.search(r"\b(STL|LDL)\b", instruction) for instruction in code)

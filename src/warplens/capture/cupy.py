@@ -11,13 +11,16 @@ import functools
 import gc
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from warplens.capture.audited import line_options
 from warplens.capture.cupy_builds import Build, first_kernel, unmarkable
+from warplens.capture.forked import in_children
 from warplens.capture.patched import patched
+from warplens.capture.python import PythonCapture
 from warplens.capture.python_builds import Kernel, one_line
 from warplens.capture.python_door import PatchingDoor
 from warplens.capture.python_manifest import Loaded
@@ -35,6 +38,11 @@ class CupyDoor(PatchingDoor):
 
     package = "CuPy"
 
+    def __init__(self, capture: PythonCapture) -> None:
+        super().__init__(capture)
+        self.recording = object()
+        """What kernels are settled by; another one in a child of fork."""
+
     def start(self) -> None:
         """Kernels that are compiled from now on are marked. Where CuPy cannot be recorded: one line."""
         try:
@@ -45,6 +53,7 @@ class CupyDoor(PatchingDoor):
             return
         if not self.begin(_unfit(cupy)):
             return
+        self._undo.append(in_children(self._see_all))
         self._tell_loaded(cupy)
         self._patch(raw, "_get_raw_module", self._get_raw_module)
         self._patch(core, "compile_with_cache", self._compile)
@@ -74,8 +83,11 @@ class CupyDoor(PatchingDoor):
     ) -> None:
         """A launch of a kernel that was loaded while recording. Raises nothing."""
         door = self.active() if self._capture.left_to_parent() else self
-        if door is not None:
-            door.launches(kernel, grid, block, stream, shared_bytes, cooperative=cooperative)
+        if door is not None and door.launches(kernel, grid, block, stream, shared_bytes, cooperative=cooperative):
+            kernel.settled = door.recording
+
+    def _see_all(self) -> None:
+        self.recording = object()
 
     @property
     def _build(self) -> Build | None:
@@ -193,8 +205,8 @@ def _module_class() -> Any:
             enable_cooperative_groups: bool = False,
         ) -> None:
             door = CupyDoor.active()
-            if door is not None:
-                used = importlib.import_module("cupy").cuda.get_current_stream() if stream is None else stream
+            if door is not None and self.warplens_kernel.settled is not door.recording:
+                used = sys.modules["cupy"].cuda.get_current_stream() if stream is None else stream
                 door.about_to_launch(
                     self.warplens_kernel, grid, block, int(used.ptr), shared_mem, enable_cooperative_groups
                 )

@@ -26,6 +26,7 @@ from warplens.capture.audited import not_audited
 from warplens.capture.builds import Build
 from warplens.capture.calibrate import Calibrator
 from warplens.capture.cuda import CudaKernel
+from warplens.capture.forked import process
 from warplens.capture.halt import Saver
 from warplens.capture.keep import Keep
 from warplens.capture.library import Dim3
@@ -100,7 +101,7 @@ class LaunchRecorder:
 
     def __init__(self, asked: Asked, keep: Keep) -> None:
         self.asked, self.request, self.keep = asked, asked.request, keep
-        self.pid = os.getpid()
+        self.pid = process()
         self.on = not asked.request.paused
         self._looked_s, self._switched_on = -1.0, False
         self._flushes: dict[int, driver.DeviceMemory] = {}
@@ -196,7 +197,7 @@ class LaunchRecorder:
     ) -> _Group | None:
         """What is to record or time this launch; None for one that is to run without."""
         self._watch_switch()
-        if not self.on or os.getpid() != self.pid or not self._pattern.search(kernel.name):
+        if not self.on or process() != self.pid or not self._pattern.search(kernel.name):
             return None
         if self.request.grids is not None and shape[0] not in self.request.grids:
             self.other_grids.add(kernel.name)

@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 
 from warplens import __version__
 from warplens.capture import driver
+from warplens.capture.forked import process
 from warplens.capture.python_manifest import Kernel, Launch, Loaded, make_recording, make_unfinished
 from warplens.capture.python_memory import Memory, is_captured
 from warplens.capture.recording import Recording
@@ -153,18 +154,25 @@ class PythonOptions:
         return "warplens-" + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
+COUNTED: Final = 100
+"""Launches that are counted of a kernel of which none is recorded. Those behind them are not seen, and cost nothing."""
+
 Made = tuple[Kernel, tuple[Any, ...], tuple[Any, ...] | None, int | None, int, bool, bool]
 """As Launch, which is dearer to make."""
 
 
 @dataclass
 class _Seen:
-    """A kernel that was launched: how often, how often recorded, and what it records with; None for a clean one."""
+    """A kernel that was launched: how often, how often recorded, and what it records with; None for a clean one.
+
+    `settled`: no more of its launches are counted.
+    """
 
     name: str
     kernel: Kernel | None
     launches: int = 0
     recorded: int = 0
+    settled: bool = False
 
 
 class PythonCapture:
@@ -188,11 +196,12 @@ class PythonCapture:
         outlives: bool = False,
     ) -> None:
         self.options = own = options or PythonOptions()
+        self._pattern = re.compile(own.kernels or "")
         self.notes: list[str] = []
         self.told: list[str] = []
         self.on = not own.paused and own.switch is None
         self._looked_s = 0.0
-        self.pid = os.getpid()
+        self.pid = process()
         self._quiet, self._on_first, self._forked, self._done = quiet, seen, forked, done
         self._doors: list[Door] = []
         self._seen: dict[int, _Seen] = {}
@@ -218,7 +227,7 @@ class PythonCapture:
 
     def takes(self, name: str) -> bool:
         """Whether a kernel of this name is wanted."""
-        return re.search(self.options.kernels or "", name) is not None
+        return self._pattern.search(name) is not None
 
     @property
     def packages(self) -> str:
@@ -228,7 +237,7 @@ class PythonCapture:
     @property
     def marks(self) -> bool:
         """Whether kernels that are loaded now are to have marks."""
-        return not self._over and os.getpid() == self.pid
+        return not self._over and process() == self.pid
 
     def records(self, kernel: Any) -> bool:
         """Whether launches of a kernel that was launched before are to be of the one with marks."""
@@ -242,16 +251,21 @@ class PythonCapture:
 
     @property
     def ran(self) -> dict[str, tuple[int, int]]:
-        """Launches, and recorded ones, by a kernel's name."""
+        """Launches, and recorded ones, by a kernel's name. See `uncounted`."""
         out: dict[str, tuple[int, int]] = {}
         for own in self._seen.values():
             launches, recorded = out.get(own.name, (0, 0))
             out[own.name] = launches + own.launches, recorded + own.recorded
         return out
 
+    @property
+    def uncounted(self) -> set[str]:
+        """Names of kernels that were perhaps launched more often than `ran` says."""
+        return {own.name for own in self._seen.values() if own.settled}
+
     def left_to_parent(self) -> bool:
         """In a child of fork, once: whether another capture may have taken this one's place."""
-        if self._forked is None or os.getpid() == self.pid:
+        if self._forked is None or process() == self.pid:
             return False
         forked, self._forked = self._forked, None
         forked()
@@ -268,7 +282,7 @@ class PythonCapture:
         if self._reader is not None:
             self._reader.join()
             self._reader = None
-        if self._gpu is not None and not self._over and os.getpid() == self.pid:
+        if self._gpu is not None and not self._over and process() == self.pid:
             try:
                 self._gpu.enter()  # the launches may have been another thread's
                 driver.call("cuCtxSynchronize", doing="waiting for recorded launches")
@@ -304,24 +318,28 @@ class PythonCapture:
         shared_bytes: int | None = None,
         *,
         wanted: bool = True,
-    ) -> None:
+    ) -> bool:
         """A launch of `kernel`, which has a `name` and lives as long as its machine code, is about to be made.
 
         grid, block: one to three numbers; block and shared_bytes: None where each launch has what the kernel says.
         wanted: False for one that is not to be recorded, whatever the options say.
+        Returns whether no more launches of this kernel need be told: none will be recorded, and enough were counted.
         """
-        if os.getpid() != self.pid:
-            return
+        if process() != self.pid:
+            return False
         own = self._seen.get(id(kernel))
         if own is None:
             with self._first:  # of several threads at once: one memory for all, an index for each kernel
                 own = self._seen.get(id(kernel)) or self._first_launch(door, kernel, block, shared_bytes, stream)
         own.launches += 1
-        if own.kernel is not None and not self._over:
-            try:
-                self._choose(own, own.kernel, grid, stream, wanted, block, shared_bytes)
-            except Exception as error:  # recording must not harm the program
-                self.tell(f"a launch of {own.name} is not recorded: {error}", door.warning)
+        if own.kernel is None or self._over:
+            own.settled = own.launches >= COUNTED
+            return own.settled
+        try:
+            self._choose(own, own.kernel, grid, stream, wanted, block, shared_bytes)
+        except Exception as error:  # recording must not harm the program
+            self.tell(f"a launch of {own.name} is not recorded: {error}", door.warning)
+        return False
 
     def _choose(
         self,

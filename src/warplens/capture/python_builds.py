@@ -31,7 +31,8 @@ class Kernel:
 
     `name`: as its users know it, `scale<float>`. `loaded`: None for one without marks. `selection`: the marks that were
     asked for, None where none were. `function`: the driver's handle, once it is known. `owner`: what keeps the module
-    loaded, so that it is there as long as somebody may write to its memory.
+    loaded, so that it is there as long as somebody may write to its memory. `settled`: by which recording, as its door
+    has it: launches are not told any more.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Kernel:
     selection: Selection | None
     function: int = 0
     owner: Any = None
+    settled: object = None
 
 
 @dataclass

@@ -68,17 +68,19 @@ class PatchingDoor(Door):
         shared_bytes: int,
         *,
         cooperative: bool = False,
-    ) -> None:
-        """A launch is about to be made. grid, block: one to three numbers, where 0 is 1. Raises nothing."""
+    ) -> bool:
+        """A launch is about to be made; whether those that follow need not be told. grid, block: one to three numbers,
+        where 0 is 1. Raises nothing."""
         try:
             wanted = self._capture.takes(kernel.name)
             if cooperative and wanted:
                 self._tell(f"{kernel.name} is launched cooperatively: such launches are not recorded")
             wanted = wanted and not cooperative
             sizes = [tuple(max(1, int(size)) for size in (*own, 1, 1)[:3]) for own in (grid, block)]
-            self._capture.about_to_launch(self, kernel, sizes[0], stream, sizes[1], shared_bytes, wanted=wanted)
+            return self._capture.about_to_launch(self, kernel, sizes[0], stream, sizes[1], shared_bytes, wanted=wanted)
         except Exception as error:  # recording must not harm the program
             self._tell(f"a launch of {kernel.name} is not recorded: {one_line(error)}")
+            return False
 
     def _tell(self, line: str) -> None:
         self._capture.tell(line, self.warning)

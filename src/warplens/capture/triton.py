@@ -12,6 +12,7 @@ from typing import Any
 
 from warplens import layout
 from warplens.capture import triton_inductor
+from warplens.capture.forked import in_children
 from warplens.capture.modules import read_site_sets
 from warplens.capture.python import PythonCapture, PythonOptions
 from warplens.capture.python_manifest import Loaded
@@ -35,6 +36,7 @@ class TritonDoor:
         self._choice = Choice(own.kernels, own.selection, own.key, self._tell, capture.notes)
         self.hooks = Hooks(own.key, self._tell)
         self._undo = self.hooks.undo
+        self._settled: list[tuple[Any, type]] = []
 
     def start(self) -> None:
         """Kernels loaded from now on are marked. Where Triton is not there or cannot be recorded: one line."""
@@ -51,6 +53,7 @@ class TritonDoor:
         hooks.begin(triton, each_config=capture.options.each_config)
         compiled = importlib.import_module("triton.compiler.compiler").CompiledKernel
         load, metadata = compiled._init_handles, compiled.launch_metadata
+        plain = _unseen(compiled, metadata)
 
         @functools.wraps(load)
         def init_handles(kernel: Any) -> Any:
@@ -67,9 +70,11 @@ class TritonDoor:
         def launch_metadata(kernel: Any, grid: Any, stream: Any, *arguments: Any) -> Any:
             if capture.left_to_parent():
                 return compiled.launch_metadata(kernel, grid, stream, *arguments)
-            capture.about_to_launch(self, kernel, tuple(grid), int(stream), wanted=not hooks.trying)
+            if capture.about_to_launch(self, kernel, tuple(grid), int(stream), wanted=not hooks.trying):
+                self._settle(kernel, plain)
             return metadata(kernel, grid, stream, *arguments)
 
+        self._undo += [in_children(self._see_all), self._see_all]
         hooks.patch(compiled, "_init_handles", init_handles)
         hooks.patch(compiled, "launch_metadata", launch_metadata)
         self._undo += triton_inductor.prepare()
@@ -106,6 +111,19 @@ class TritonDoor:
     def _tell(self, line: str) -> None:
         self._capture.tell(line, self.warning)
 
+    def _settle(self, kernel: Any, plain: type) -> None:
+        """Launches of a kernel are not seen any more, and cost what they cost without recording."""
+        before = type(kernel)
+        if before in plain.__bases__:
+            kernel.__class__ = plain
+            self._settled.append((kernel, before))
+
+    def _see_all(self) -> None:
+        """Launches of all kernels are seen again: in a child of fork, which begins anew with the first of them."""
+        while self._settled:
+            kernel, before = self._settled.pop()
+            kernel.__class__ = before
+
     def _mark(self, kernel: Any) -> None:
         """Gives a kernel that is about to be loaded its marks."""
         self._undo += triton_inductor.join(self.hooks.set_aside)
@@ -117,6 +135,13 @@ class TritonDoor:
         if marked is not None:
             kernel.warplens_notes = notes[before:]  # for a later recording that meets it loaded
             kernel.asm["ptx"], kernel.asm["cubin"], kernel.kernel = marked.ptx, marked.cubin, marked.cubin
+
+
+def _unseen(compiled: Any, metadata: Any) -> type:
+    """Triton's class of compiled kernels, with its own launches. An instance's class and not its attribute: Inductor
+    pickles attributes."""
+    names = {name: getattr(compiled, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(compiled.__name__, (compiled,), {"launch_metadata": metadata, **names})
 
 
 class TritonCapture(PythonCapture):

@@ -27,19 +27,26 @@ _KEY_FROM_HOOK: Final = (3, 7)
 _active: Hooks | None = None
 
 
-class KeyHook:
-    """Triton's hook of a compilation's stages, from 3.7 on: gives a key to its caches, and changes no stage."""
+def key_hook(own: str, previous: Any) -> Callable[..., Any]:
+    """Triton's hook of a compilation's stages, from 3.7 on: gives a key to its caches, and changes no stage.
 
-    def __init__(self, key: str, previous: Any) -> None:
-        self._key, self._previous = key, previous
+    Called with no arguments, which Triton does at every launch, a key and its hash; with five whoever was hooked before
+    has the stages.
+    """
 
-    def __call__(self, *arguments: Any) -> Any:
-        """With no arguments a key and its hash; with five whoever was hooked before has the stages."""
-        if arguments:
-            return self._previous(*arguments) if self._previous is not None else None
-        before = self._previous() if self._previous is not None else ("", "")
-        key = f"{before[0]}{self._key}"
+    @functools.lru_cache(8)
+    def joined(before: str) -> tuple[str, str]:
+        key = f"{before}{own}"
         return key, hashlib.sha256(key.encode()).hexdigest()
+
+    alone = joined("")
+
+    def hook(*arguments: Any) -> Any:
+        if previous is None:
+            return None if arguments else alone
+        return previous(*arguments) if arguments else joined(previous()[0])
+
+    return hook
 
 
 class Hooks:
@@ -105,7 +112,7 @@ class Hooks:
         if self._of_options:
             self.patch(compilation, "instrumentation_mode", self._key, aside=True)
         else:
-            hook = KeyHook(self._key, runtime.add_stages_inspection_hook)
+            hook = key_hook(self._key, runtime.add_stages_inspection_hook)
             self.patch(runtime, "add_stages_inspection_hook", hook, aside=True)
         cache = getattr(triton.knobs, "cache", None)
         place = getattr(cache, "dir", None)

@@ -239,17 +239,21 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bo
     _tell_left_out(notes)
     seen = [kernel for note in notes for kernel in note.get("kernels") or [] if isinstance(kernel, dict)]
     counts: dict[tuple[str, str], int] = {}
+    more: set[tuple[str, str]] = set()
     for kernel in seen:
         why = _why_not(kernel, request)
         key = str(kernel.get("name")), why
         counts[key] = counts.get(key, 0) + int(kernel.get("launches") or 0)
+        if kernel.get("or_more"):
+            more.add(key)
     if counts:
         click.echo(
             "kernels that ran in files with warplens/host.hpp, of Triton, CuPy, Numba, and of warplens.Kernel:",
             err=True,
         )
-    for (name, why), launches in sorted(counts.items(), key=lambda item: -item[1])[:_LISTED]:
-        click.echo(f"  {launches:>9,}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
+    for key, launches in sorted(counts.items(), key=lambda item: -item[1])[:_LISTED]:
+        (name, why), times = key, f"{launches:,}{' or more' if key in more else ''}"
+        click.echo(f"  {times:>9}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
     loaded = sorted({str(name) for note in notes for name in note.get("python") or []})
     if loaded:
         text = "whose own kernels are not seen, but those of Triton, numba.cuda.jit, CuPy's RawKernel and RawModule"

@@ -6,7 +6,6 @@ of the tables. Pure: no I/O, no Polars; no Python loop per event or warp; what i
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -24,7 +23,7 @@ from warplens.decode.joins import Enders, join
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.shapes import Group, SiteSet, find_groups
 from warplens.decode.spans import Axis, Loose, Run, find_spans, make_spans
-from warplens.decode.table import THREADS, PerChunk, PlacedRun, SpanTable, all_loose, per_chunk
+from warplens.decode.table import PerChunk, PlacedRun, SpanTable, all_loose, in_threads, per_chunk
 from warplens.decode.times import fit_times, read_block_records
 from warplens.layout import ChunkFlag
 
@@ -133,10 +132,9 @@ def _decode_chunks(words: U32, chunks: Chunks, axis: Axis, sets: list[SiteSet], 
         return make_spans(events, own, axis.part(part), sites.base, found=found, problems=doubts), doubts
 
     runs: list[Run] = []
-    with ThreadPoolExecutor(THREADS) as pool:
-        for run, doubts in pool.map(decode_part, parts):
-            runs.append(run)
-            problems.extend(doubts)
+    for run, doubts in in_threads(decode_part, parts):
+        runs.append(run)
+        problems.extend(doubts)
     return _Found(groups, runs, parts)
 
 

@@ -7,10 +7,10 @@ it is first asked for, for the memory to hold it costs more than to decode it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,21 @@ from warplens.decode.chunks import Chunks
 from warplens.decode.events import Words
 from warplens.decode.spans import Axis, Loose, Run, SpanColumns
 
-THREADS: Final = 2
+_THREADS: Final = 2
 """numpy lets go of the interpreter's lock in nearly all that is done here; more gains little (memory)."""
+_FEW_SPANS: Final = 1 << 15
+"""Their times are written sooner than a thread is started."""
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def in_threads(do: Callable[[T], U], items: Sequence[T], *, few: bool = False) -> Iterator[U]:
+    """`do` of each item, in their order. `few`: threads would not pay."""
+    if few or len(items) < 2:
+        yield from map(do, items)
+        return
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from pool.map(do, items)
 
 
 @dataclass
@@ -127,9 +140,8 @@ class SpanTable(SpanColumns):
         start, duration = (np.empty(self._size, np.int64) for _ in names)
 
         pieces = [piece for part in self._parts for piece in part.times_writers(names, start, duration)]
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(lambda piece: piece(), pieces):
-                pass
+        for _ in in_threads(lambda piece: piece(), pieces, few=self._size < _FEW_SPANS):
+            pass
         self.__dict__.update(zip(names, (start, duration), strict=True))
 
 

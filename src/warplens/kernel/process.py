@@ -114,7 +114,14 @@ class _Process:
         if not ran and not own.notes:
             return
         kernels = [
-            {"name": name, "launches": seen, "recorded": kept, "matches": fits, "without_marks": fits and not kept}
+            {
+                "name": name,
+                "launches": seen,
+                "or_more": name in own.uncounted,
+                "recorded": kept,
+                "matches": fits,
+                "without_marks": fits and not kept,
+            }
             for name, (seen, kept) in ran.items()
             for fits in [own.takes(name)]
         ]

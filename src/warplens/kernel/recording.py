@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from warplens.capture.arena import Drained
 from warplens.capture.doors import DOORS
 from warplens.capture.ends import at_end, wait_at_end
+from warplens.capture.forked import process
 from warplens.capture.imports import when_imported
 from warplens.capture.launches import LaunchRecorder, asked_in_process, program
 from warplens.capture.notes import recorded_files
@@ -66,9 +67,9 @@ def current() -> LaunchRecorder | None:
     """What records this process's launches now; None where nothing does."""
     global _of_process
     if _active is not None:
-        return _active if _active.pid == os.getpid() else None
-    if _of_process is None or _of_process[0] != os.getpid():
-        _of_process = os.getpid(), _asked_by_variable()
+        return _active if _active.pid == process() else None
+    if _of_process is None or _of_process[0] != process():
+        _of_process = process(), _asked_by_variable()
     return _of_process[1]
 
 
@@ -134,9 +135,10 @@ class record:  # noqa: N801  (used as a function is)
 
     Options are those of `warplens record`, with the same words and meaning: `kernels`, `launch_skip`, `launch_count`,
     `rounds`, `grids`, `policy`, `keep`, `cold_l2`, `replay`, `capacity_bytes`, `every_block`, `blocks`, `warps`,
-    `paused`, `source`, `note`. No launch is added: clean and traced
-    ones alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
-    launches and recorded ones by name. Launches of code that nvcc built are recorded by `warplens record` alone.
+    `paused`, `source`, `note`. No launch is added: clean and traced ones alternate over the program's own.
+    `trace` is None where nothing was recorded, and `ran` says which kernels ran: launches and recorded ones by name; of
+    a kernel of Triton or CuPy that gets no marks the first 100 are counted. Launches of code that nvcc built are
+    recorded by `warplens record` alone.
 
     Kernels of Triton, CuPy and Numba get marks at their waits, and are recorded into a file beside `path`
     (`run-python.wlens`) where there are launches of `warplens.Kernel` too; `files` names what was written, and `notes`

@@ -97,6 +97,14 @@ def test_kernels_that_were_not_asked_for_are_listed_and_run_as_ever(tmp_path: Pa
     assert "not recorded: k" not in done.stderr
 
 
+def test_launches_that_were_not_all_counted_are_listed_as_so_many_or_more(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = [{"name": name, "launches": 100, "or_more": name == "k", "matches": False} for name in ("k", "l")]
+    _tell_what_ran([{"kernels": kernels}, {"kernels": [{**kernels[0], "launches": 3, "or_more": False}]}], Request())
+    said = capsys.readouterr().err
+    assert "  103 or more  k  (does not match -k)" in said
+    assert "        100  l  (does not match -k)" in said
+
+
 def test_a_triton_that_fails_at_its_import_fails_as_ever(tmp_path: Path) -> None:
     done = recorded(tmp_path, "import triton", version='" + 1 + "')
     assert "TypeError" in done.stderr
