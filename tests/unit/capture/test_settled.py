@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.capture import cupy_stand_in, test_cupy
+from tests.unit.capture.gpu_stand_in import assemble
 from tests.unit.capture.test_triton import MARKED, Recorded
 from tests.unit.capture.triton_stand_in import CompiledKernel, Fake
 from warplens.capture import cupy_builds, python_builds
@@ -97,7 +98,7 @@ with pytest.MonkeyPatch.context() as patch:
 
 
 def test_of_cupys_kernels_that_are_not_recorded_so_many_launches_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_builds, "assemble", cupy_stand_in.assemble)
+    monkeypatch.setattr(python_builds, "assemble", assemble)
     monkeypatch.setattr(cupy_builds, "_files", {})
     gc.collect()  # kernels of other tests
     cupy_stand_in.Fake().install(monkeypatch)
