@@ -15,11 +15,13 @@ from tests.synthesis import manifest
 from warplens import layout
 from warplens.capture.recording import Recording
 from warplens.instrument import Selection, instrument
+from warplens.instrument.shared_state import SHARED_STATE
 from warplens.trace import Trace
 
 DESCRIPTOR, CONTROL = 0x1000, layout.CONTROL_ALIGNMENT
 CHUNKS = 7 << 32
 LIST = 6 << 32
+STATE = 0x800
 LOOP = """
 .version 8.0
 .target sm_90
@@ -94,18 +96,20 @@ def run(
     more: int = 0,
     blocks: int | None = None,
     machine: Machine | None = None,
+    shared_state: bool = False,
 ) -> Run:
     """Launches an instrumented kernel with memory for `depth` chunks at each cursor.
 
     `blocks`: bits of a list of 40 blocks, for a kernel of a program that nvcc built. `more`: bits of the fourth word.
     """
-    found = instrument(text, Selection("all"))
+    found = instrument(text, Selection("all"), shared_state=shared_state)
     if blocks is not None:
         own = f".const .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[24];\n.visible .entry"
         found = instrument(text.replace(".visible .entry", own, 1), Selection("all"), in_program=True)
     sites = found.kernels[0].site_set
     assert sites is not None
     symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, "full": 64, "empty": 72, "out": 1024}
+    symbols[SHARED_STATE] = STATE
     machine = machine or Machine(symbols)
     machine.symbols = symbols
     machine.store_wide(DESCRIPTOR, CONTROL)
