@@ -19,6 +19,7 @@ from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
 from warplens.instrument.insert import Inserter, Piece, marks_file
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
+from warplens.instrument.rebalance import Asked
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
 from warplens.instrument.shared_state import SHARED_STATE, SharedRecorder, declaration
 from warplens.instrument.sites import Plan, Planner, Selection
@@ -39,14 +40,16 @@ _OF_TABLE: Final = str.maketrans(
 )
 _OWN_SHARED: Final = "warplens_own"
 _OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, SHARED_STATE, layout.SITES_SYMBOL_PREFIX)
-_OWN_NAME: Final = re.compile(rf"(?<![\w$%])(?:[%$]wl_\w*|(?:{_OWN_SHARED}|{SHARED_STATE})\b|{layout.SITES_SYMBOL_PREFIX}\w*)")
+_OWN_NAME: Final = re.compile(
+    rf"(?<![\w$%])(?:[%$]wl_\w*|(?:{_OWN_SHARED}|{SHARED_STATE})\b|{layout.SITES_SYMBOL_PREFIX}\w*)"
+)
 
 
 @dataclass
 class Kernel:
     """A kernel of the module. `site_set`: as the manifest lists it, None for one that is not marked; `left_out`: what
     of it is not marked and why, a line each. `takes_limit`: whether its registers can be limited; `uses`: the names of
-    its instructions, as `wgmma`.
+    its instructions, as `wgmma`; `asked`: what its `setmaxnreg` ask for, None where it has none.
     """
 
     name: str
@@ -54,16 +57,19 @@ class Kernel:
     left_out: list[str] = field(default_factory=list)
     takes_limit: bool = True
     uses: frozenset[str] = frozenset()
+    asked: Asked | None = None
 
 
 @dataclass(frozen=True)
 class Mode:
     """How one kernel is marked: which marks it gets, None for none, and what registers its threads may take, where it
-    `takes_limit`."""
+    `takes_limit`. `shared_state`: the recorder's state is in shared memory. `setmaxnreg`: what it asks for in place of
+    each number that it asked for."""
 
     selection: Selection | None
     most_registers: int | None = None
     shared_state: bool = False
+    setmaxnreg: Mapping[int, int] | None = None
 
 
 @dataclass
@@ -116,6 +122,7 @@ def instrument(
         raise PtxError(f"{chosen[0].name} has no instructions: there is nothing to mark")
     for entry, mode in made:
         pieces += entry.limit(mode.most_registers) if mode.most_registers else []
+        pieces += entry.move(mode.setmaxnreg) if mode.setmaxnreg else []
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
     symbols = [*([] if in_program else [_descriptor(space)]), *(entry.symbol for entry, _ in made if entry.symbol)]
@@ -226,7 +233,7 @@ class _Entry:
         uses = frozenset(own.name for own in self._flow.code)
         head = module.bare(function.head)
         free = ".maxnreg" not in head and ".minnctapersm" not in head and "setmaxnreg" not in uses
-        self.kernel = Kernel(function.name, None, takes_limit=free, uses=uses)
+        self.kernel = Kernel(function.name, None, takes_limit=free, uses=uses, asked=Asked.by(self._flow))
         self.symbol = ""
         self.needs_shared = False
         unknown = self._flow.unknown_branch
@@ -265,6 +272,10 @@ class _Entry:
         """The piece that limits its registers, where it takes one."""
         _, _, end = self._flow.module.statements[self._flow.function.head]
         return [(end, end, f"\n.maxnreg {most_registers}\n")] if self.kernel.takes_limit else []
+
+    def move(self, moved: Mapping[int, int]) -> list[Piece]:
+        """The pieces with which its roles ask for other numbers of registers."""
+        return self.kernel.asked.pieces(self._flow, moved) if self.kernel.asked else []
 
     def _straight(self, plan: Plan) -> int | None:
         """The number of marks when each is passed once and their records fit one chunk."""
