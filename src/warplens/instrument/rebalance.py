@@ -94,10 +94,12 @@ class Asked:
 
     def fits_as_before(self, moved: Mapping[int, int], registers: int) -> bool:
         """Whether each way in which a block's warps can hold these numbers, or what they were launched with, fits into
-        what the block has where it fitted before; and nowhere else, but where a warp asks once and
-        for more than it has all ask for one number.
+        what the block has where it fitted before; and nowhere else, but where a warp asks once and all that ask for
+        more than at launch ask for one number.
 
-        Each warp counts by itself, since of those that wait one may be given before another. moved: new numbers for some of `values`."""
+        Each warp counts by itself, since of those that wait one may be given before another. moved: new numbers for
+        some of `values`.
+        """
         held = [(0, 0), *((value - registers, moved.get(value, value) - registers) for value in self.values)]
         freely = self.once and sum(value > registers for value in self.values) <= 1
         for warps in self.warps:
