@@ -62,8 +62,14 @@ class SharedRecorder(Recorder):
         return [*self._slot(), *_place(), *super().pin(values)]
 
     def advance(self, marks: int, guard: str = "") -> list[str]:
-        """And keeps it."""
-        return [*super().advance(marks, guard), _keep("%wl_lo")]
+        """And keeps it; lanes that write nothing store into a word of the slot that nothing reads, for of a predicated
+        store at a block's end ptxas makes a branch that parts the lanes."""
+        return [
+            *super().advance(marks, guard),
+            f"selp.b32 %wl_r15, 0, {4 * len(_WORDS)}, %wl_lane;",
+            "add.u32 %wl_at, %wl_at, %wl_r15;",
+            "st.volatile.shared.u32 [%wl_at], %wl_lo;",
+        ]
 
     def next(self, number: int, back: str = "", records: int = 0) -> list[str]:
         """As Recorder's, with a clock of its own: the record is made of it too."""

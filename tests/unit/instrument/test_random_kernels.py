@@ -49,8 +49,9 @@ class Guarded(Machine):
         self.warp = thread // 32
 
     def store_shared(self, block: int, thread: int, address: int, value: int) -> None:
-        assert thread % 32 == 0, "another lane's state"
-        assert 0 <= address - STATE - thread < 24, "another warp's state"
+        word, rest = divmod(address - STATE - thread // 32 * 32, 4)
+        assert rest == 0
+        assert 0 <= word < 6 if thread % 32 == 0 else word == 6, "the state of another warp, or of another lane"
         super().store_shared(block, thread, address, value)
 
     def store(self, address: int, value: int) -> None:

@@ -66,7 +66,11 @@ def test_what_is_not_known_is_told_and_nothing_is_moved(text: str, why: str) -> 
 
 def test_registers_at_launch_that_are_no_multiple_of_8_move_nothing() -> None:
     assert list(Asked((24, 240), range(12, 13)).moves(166)) == []
-    assert list(Asked((24, 256), range(8, 9)).moves(255)) == [{24: 32}, {24: 40}, {24: 56}]  # 255 is what 256 are called
+    assert list(Asked((24, 256), range(8, 9)).moves(255)) == [
+        {24: 32},
+        {24: 40},
+        {24: 56},
+    ]  # 255 is what 256 are called
 
 
 @pytest.mark.parametrize(
@@ -176,4 +180,6 @@ def test_only_the_numbers_change_in_the_text() -> None:
     text = roles(4, 8).replace("aligned.u32 24;", "aligned.u32 /* 24 */ 0x18 /* 24 */;")
     plain = instrument(text).text
     moved = instrument(text, modes={"roles": Mode(Selection(), setmaxnreg={24: 40, 240: 232})}).text
-    assert moved == plain.replace("u32 /* 24 */ 0x18 /* 24 */;", "u32 40;").replace("aligned.u32 240;", "aligned.u32 232;")
+    assert moved == plain.replace("u32 /* 24 */ 0x18 /* 24 */;", "u32 40;").replace(
+        "aligned.u32 240;", "aligned.u32 232;"
+    )
