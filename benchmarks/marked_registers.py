@@ -1,8 +1,8 @@
 """What marks cost in registers, by the mode in which a kernel has them: ptxas on the corpus and on full roles.
 
 In: tests/ptx, tests/full_kernels.py. Out: JSON: registers and bytes that spill, of the clean kernels, with the
-recorder's state in registers and in shared memory; and of a kernel with two roles what spills with so many values kept in
-one of them, also with registers moved between them. Needs no GPU.
+recorder's state in registers and in shared memory; and of a kernel with two roles what spills with so many values kept
+in one of them, also with registers moved between them. Needs no GPU.
 
     python benchmarks/marked_registers.py -o benchmarks/results/marked_registers.json --ptxas ptxas
 """
