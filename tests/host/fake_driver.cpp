@@ -1,8 +1,9 @@
 // A libcuda.so.1 without a GPU: device memory is host memory, and streams do at once what they are asked for.
 // FAKE_NO_MEMORY: allocations fail. FAKE_DELAY_US: an event has passed only so long after it was recorded.
-// FAKE_HANG: no event passes. FAKE_BUSY: the device never comes to an end. It tells where the device, or the default
-// stream, is waited for. FAKE_PEER: `fake_cell` is another device's. It is NVML too: host_nvml.hpp. Only what
-// detail/host_driver.hpp asks for, of the form that cuda.h gives it.
+// FAKE_HANG: no event passes, FAKE_HANG_FROM=N: from the N-th record on; FAKE_STUCK: no copy comes that is asked for
+// meanwhile. FAKE_BUSY: the device never comes to an end. It tells where the device, or the default stream, is waited
+// for. FAKE_PEER: `fake_cell` is another device's. It is NVML too: host_nvml.hpp. Only what detail/host_driver.hpp asks
+// for, of the form that cuda.h gives it.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -15,6 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 struct Event {
   Clock::time_point recorded;
+  int number = 0;  // of all records
 };
 const char* setting(const char* name) { return std::getenv(name); }
 std::uint64_t now_ns() {
@@ -101,13 +103,20 @@ int cuStreamSynchronize(void* stream) {
   if (stream == nullptr) std::fputs("waited for the program's stream\n", stderr);
   return 0;
 }
+int cuStreamQuery(void*) { return setting("FAKE_STUCK") != nullptr ? 600 : 0; }
 int cuStreamIsCapturing(void*, int* out) { return *out = capture_status, 0; }
 int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
 int cuEventCreate(void** out, unsigned) { return *out = new Event, 0; }
 int cuEventDestroy_v2(void* event) { return delete static_cast<Event*>(event), 0; }
-int cuEventRecord(void* event, void*) { return static_cast<Event*>(event)->recorded = Clock::now(), 0; }
+int cuEventRecord(void* event, void*) {
+  static int records = 0;
+  static_cast<Event*>(event)->number = ++records;
+  return static_cast<Event*>(event)->recorded = Clock::now(), 0;
+}
 int cuEventQuery(void* event) {
   if (setting("FAKE_HANG") != nullptr) return 600;
+  const char* from = setting("FAKE_HANG_FROM");
+  if (from != nullptr && static_cast<Event*>(event)->number >= std::atoi(from)) return 600;
   const char* delay = setting("FAKE_DELAY_US");
   const auto ready =
       static_cast<Event*>(event)->recorded + std::chrono::microseconds(delay != nullptr ? std::atoi(delay) : 0);

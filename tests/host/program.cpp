@@ -1,6 +1,6 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads, paced, ranges, graphs, shapes, per-thread, beside, files
+//   threads, paced, ranges, graphs, shapes, per-thread, beside, files, hang
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
@@ -167,7 +167,13 @@ int main(int argc, char** argv) {
     launch();
     fake_set_capturing(0);
     for (int i = 1; i < launches; ++i) run_kernel(true);  // replays, which no call announces
-  } else if (mode == "graphs") {                          // two, of different grids
+    if (std::getenv("LAST_BLOCK_HANGS") != nullptr) {
+      auto& ended = *reinterpret_cast<std::uint64_t*>(symbol_of(0).control + layout::kControlBlocksEnded);
+      ended -= 1;  // of the last replay
+      std::puts("hangs"), std::fflush(stdout);
+      std::this_thread::sleep_for(std::chrono::minutes(1));
+    }
+  } else if (mode == "graphs") {  // two, of different grids
     const char* kernel = std::getenv("NO_PAIR") == nullptr ? kClean : kTraced;
     fake_set_capturing(1);
     launch(kernel);
@@ -266,6 +272,10 @@ int main(int argc, char** argv) {
     }
   }
   if (mode == "crash" || mode == "_exit" || mode == "exec") wait_a_moment();
+  if (mode == "hang") {  // waits for the GPU as a program does, in C
+    std::puts("hangs"), std::fflush(stdout);
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+  }
   std::printf("%u\n", result);
   if (std::getenv("CELL") != nullptr) std::printf("%u\n", fake_cell[0]);
   std::fflush(stdout);

@@ -21,6 +21,7 @@ EXCEPTIONS = frozenset(
     {
         ("warplens.trace", "warplens.render.notebook.html"),  # Trace._repr_html_ shows itself
         ("warplens.capture.site.sitecustomize", "warplens.kernel.process.begin"),  # the begin of a process: no stage's
+        ("warplens.capture.python_unfinished", "warplens.decode.last.last_events"),  # pure; whether a launch has ended
         ("warplens.capture.corrections", "warplens.decode.corrections"),  # pure; what marks cost is a fact of a capture
     }
 )

@@ -243,6 +243,32 @@ def test_pairs_of_one_sm_that_no_line_joins_are_an_error_and_a_change() -> None:
     assert (fitted.unjoined.kind, fitted.unjoined.severity) == ("clock_disagrees", "error")
 
 
+def test_an_sm_on_which_nothing_ran_may_change_its_clock_between_calibrations() -> None:
+    """As between one calibration before many small launches and one behind them, 117 ms later on an idle GPU."""
+    launch_ns, after_ns = 70_000_000, 117_000_000
+    rng = np.random.default_rng(16)
+    own = [[Clock(5_000_000_000_000 + 1_000_000 * sm, 1.98)] for sm in range(SMS)]
+    for clocks in own:
+        for at_ns in (launch_ns - 1_000_000, after_ns):  # goes on where it stopped, at another rate
+            before, rate = clocks[-1], 1.98 - 0.006 * float(rng.random())
+            reached = before.offset_cycles + at_ns * before.cycles_per_ns
+            clocks.append(Clock(round(reached - at_ns * rate), rate))
+    entries = []
+    for number, when, begin_ns in ((0, "before", 0), (2, "after", after_ns)):
+        parts = [calibration([clocks[number] for clocks in own], when, begin_ns + 4_000 * turn) for turn in range(9)]
+        keys = ("sm", "globaltimer_ns", "clock_cycles")
+        entries.append({key: np.concatenate([part[key] for part in parts]) for key in keys})
+    there = [clocks[1] for clocks in own[:2]]
+    sm, ns, cycles = pairs_of(there, begin_ns=launch_ns, span_ns=500, each=4)
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=entries, wanted_sms=np.array([0, 1]))
+    assert [problem for problem in fitted.problems if problem.severity == "error"] == []
+    assert fitted.unjoined is None
+    assert worst_error_ns(fitted, there, launch_ns, 500) <= fitted.uncertainty_ns + 1 <= 60
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=entries, wanted_sms=np.array([0, 1, 5]))
+    assert fitted.unjoined is not None
+    assert fitted.unjoined.count == 1
+
+
 @pytest.mark.parametrize("nominal", [None, 1.98])
 @pytest.mark.parametrize("at_ns", [-2_000_000, 1_000_000])
 def test_clocks_on_either_side_of_the_pairs_are_right_within_the_uncertainty(nominal: float | None, at_ns: int) -> None:

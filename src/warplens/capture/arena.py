@@ -6,7 +6,7 @@ The layout is layout.py's; the device side is include/warplens/detail/arena.cuh.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,11 @@ from numpy.typing import NDArray
 
 from warplens import layout
 from warplens.capture import driver
+from warplens.capture.pinned import Pinned
 from warplens.errors import UsageError
+
+Copy = Callable[[int, tuple[int, ...], Any], NDArray[Any]]
+"""Of device memory at an address, with a shape and a dtype, into a new array."""
 
 
 @dataclass(frozen=True)
@@ -238,9 +242,22 @@ class Arena:
 
     def drain(self, stream: int) -> Drained:
         """Copy out what was written, after all that is in `stream`."""
-        control = driver.copy_from_device(self.address, (layout.CONTROL_BYTES,), np.uint8, stream)
+        return self._drain(lambda address, shape, dtype: driver.copy_from_device(address, shape, dtype, stream))
+
+    def peek(self, pinned: Pinned) -> Drained:
+        """What was written until now, while a kernel may hang. Raises DeviceError where the GPU does not give it out.
+
+        Mapped chunks are read without a call to the driver, and losses are not known.
+        """
+        if self.mapped:
+            return Drained(self.look()[0], 0, 0)
+        pinned.begin()
+        return self._drain(pinned.copy)
+
+    def _drain(self, copy: Copy) -> Drained:
+        control = copy(self.address, (layout.CONTROL_BYTES,), np.uint8)
         if self.newest:
-            return self._drain_ring(control, stream)
+            return self._drain_ring(control, copy)
         lost_events, lost_chunks = (
             int(control[at : at + 8].view("<u8")[0]) for at in (layout.CONTROL_LOST_EVENTS, layout.CONTROL_LOST_CHUNKS)
         )
@@ -255,24 +272,24 @@ class Arena:
             shared_out = everything[: depth * layout.CURSOR_COUNT].reshape(shape)
             others = everything[self.shared_chunks : self.shared_chunks + rest]
         else:
-            shared_out = driver.copy_from_device(self.chunks_address, shape, "<u4", stream)
+            shared_out = copy(self.chunks_address, shape, "<u4")
             behind = self.chunks_address + self.shared_chunks * layout.CHUNK_BYTES
-            others = driver.copy_from_device(behind, (rest, layout.CHUNK_WORDS), "<u4", stream)
+            others = copy(behind, (rest, layout.CHUNK_WORDS), "<u4")
         written = np.arange(depth)[:, None] < taken[None, :]
         return Drained(np.concatenate([shared_out[written], others]), lost_events, lost_chunks)
 
-    def _drain_ring(self, control: NDArray[np.uint8], stream: int) -> Drained:
+    def _drain_ring(self, control: NDArray[np.uint8], copy: Copy) -> Drained:
         size = layout.CURSOR_COUNT * layout.CURSOR_STRIDE
         beside = control[layout.CONTROL_CURSORS :][:size].view("<u8").reshape(layout.CURSOR_COUNT, -1)
         lost_events, lost_chunks = (
             int(beside[:, at // 8].sum()) for at in (layout.CURSOR_LOST_EVENTS, layout.CURSOR_LOST_CHUNKS)
         )
-        states = driver.copy_from_device(self.address + layout.CONTROL_STATES, (self.chunks,), "<u4", stream)
+        states = copy(self.address + layout.CONTROL_STATES, (self.chunks,), "<u4")
         depth = int(np.flatnonzero(states)[-1]) + 1 if states.any() else 0
         if self._host is not None:
             chunks = self._host.words[: depth * layout.CHUNK_WORDS].reshape(-1, layout.CHUNK_WORDS)
         else:
-            chunks = driver.copy_from_device(self.chunks_address, (depth, layout.CHUNK_WORDS), "<u4", stream)
+            chunks = copy(self.chunks_address, (depth, layout.CHUNK_WORDS), "<u4")
         return Drained(ring_chunks(chunks, states[:depth]), lost_events, lost_chunks)
 
     def look(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,11 +41,12 @@ class Ending:
 @dataclass(frozen=True)
 class Watch:
     """What is done while the program runs: `tick(seconds)` about once a second; `heard()` for `signal`, which is then
-    not handed on."""
+    not handed on; `save(why)` before the program is stopped, and says whether a launch that had not ended was saved."""
 
     tick: Callable[[float], None] | None = None
     signal: signal.Signals | None = None
     heard: Callable[[], None] = lambda: None
+    save: Callable[[str], bool] = lambda _: False
 
 
 def command_line(arguments: list[str], *, module: bool = False) -> list[str]:
@@ -91,16 +93,21 @@ def run(
         try:
             code = _wait(child, timeout_s, watch)
         except subprocess.TimeoutExpired:
-            child.terminate()
-            try:
-                child.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            watch.save("the program had not ended by the time-out")
+            _end(child)
             return Ending(TIMED_OUT, f"it was stopped after {timeout_s:g} s (--timeout)")
     if code < 0:
         return Ending(128 - code, f"it was ended by {_name(-code)}")
     return Ending(code)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, watch: Watch) -> int:
@@ -144,8 +151,17 @@ def _patient(watch: Watch) -> Iterator[list[subprocess.Popen[bytes]]]:
 
     Outside of that group SIGINT was sent, and is handed on: a sender to the whole group has the program hear it twice.
     One that is ignored, as by nohup, stays so, here and in the program, which inherits that.
+
+    Before SIGTERM is handed on, and at Ctrl-C, what a kernel that hangs has recorded is saved. Where a program is still
+    there at the second Ctrl-C after that, it waits for such a kernel, hears nothing, and is ended.
     """
     running: list[subprocess.Popen[bytes]] = []
+    saved = False
+
+    def save(number: int) -> None:
+        nonlocal saved
+        if running and running[0].poll() is None:
+            saved = watch.save(f"{'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} came while it ran")
 
     def hand_on(number: int, _frame: Any) -> None:
         for child in running:
@@ -154,11 +170,23 @@ def _patient(watch: Watch) -> Iterator[list[subprocess.Popen[bytes]]]:
 
     def from_keys(number: int, frame: Any) -> None:
         """A handler and not SIG_IGN, which the program would inherit."""
+        if number == signal.SIGINT and saved:
+            for child in running:
+                child.send_signal(signal.SIGTERM)
+                threading.Timer(GRACE_S, child.kill).start()
+            return
+        if number == signal.SIGINT:
+            save(number)
         if not _in_foreground():
             hand_on(number, frame)
 
-    others = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+    def terminate(number: int, frame: Any) -> None:
+        save(number)
+        hand_on(number, frame)
+
+    others = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
     handlers = {signal.SIGINT: from_keys, signal.SIGQUIT: from_keys, **dict.fromkeys(others, hand_on)}
+    handlers[signal.SIGTERM] = terminate
     if watch.signal is not None:
         handlers[watch.signal] = lambda *_: watch.heard()
     heard = [number for number in handlers if signal.getsignal(number) not in (signal.SIG_IGN, None)]

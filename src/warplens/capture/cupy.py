@@ -11,17 +11,16 @@ import functools
 import gc
 import importlib
 import inspect
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from warplens.capture.audited import line_options
-from warplens.capture.cupy_builds import Build, Kernel, first_kernel, one_line, unmarkable
+from warplens.capture.cupy_builds import Build, first_kernel, unmarkable
 from warplens.capture.patched import patched
-from warplens.capture.python import PythonCapture
+from warplens.capture.python_builds import Kernel, one_line
+from warplens.capture.python_door import PatchingDoor
 from warplens.capture.python_manifest import Loaded
-from warplens.errors import KernelWarning
 
 _CHANGED: Final = {
     "cupy._core.raw": ("_get_raw_module",),
@@ -30,35 +29,22 @@ _CHANGED: Final = {
 }
 """What is changed of CuPy while recording; all of it is looked up by name at each use."""
 
-_active: CupyDoor | None = None
 
-
-class CupyDoor:
+class CupyDoor(PatchingDoor):
     """Where kernels of RawKernel and RawModule get their marks, and where their launches are seen: a `Door`."""
 
     package = "CuPy"
-    warning: type[KernelWarning] = KernelWarning
-
-    def __init__(self, capture: PythonCapture) -> None:
-        self._capture = capture
-        self._undo: list[Callable[[], None]] = []
-        self._local = threading.local()
 
     def start(self) -> None:
         """Kernels that are compiled from now on are marked. Where CuPy cannot be recorded: one line."""
-        global _active
         try:
             cupy: Any = importlib.import_module("cupy")
             raw, core, compiler = (importlib.import_module(name) for name in _CHANGED)
         except ImportError as error:
             self._tell(f"CuPy cannot be imported ({error}): none of its kernels is recorded")
             return
-        why = _unfit(cupy)
-        if why is not None:
-            self._tell(why)
+        if not self.begin(_unfit(cupy)):
             return
-        _active = self
-        self._undo.append(_forget)
         self._tell_loaded(cupy)
         self._patch(raw, "_get_raw_module", self._get_raw_module)
         self._patch(core, "compile_with_cache", self._compile)
@@ -66,11 +52,6 @@ class CupyDoor:
         self._patch(compiler, "compile_using_nvcc", self._by_nvcc)
         program = _program(compiler._NVRTCProgram, lambda: self._build)
         self._undo.append(patched(compiler, "_NVRTCProgram", program, self._tell))
-
-    def put_back(self) -> None:
-        """Leaves CuPy as it was. Modules that have marks keep them, and record nothing."""
-        while self._undo:
-            self._undo.pop()()
 
     def loaded(self, kernel: Kernel) -> Loaded | None:
         """What is needed of a kernel; None for one without marks."""
@@ -92,40 +73,15 @@ class CupyDoor:
         cooperative: bool,
     ) -> None:
         """A launch of a kernel that was loaded while recording. Raises nothing."""
-        try:
-            if self._capture.left_to_parent():
-                if _active is not None:
-                    _active.about_to_launch(kernel, grid, block, stream, shared_bytes, cooperative)
-                return
-            wanted = self._capture.takes(kernel.name)
-            if cooperative and wanted:
-                self._tell(f"{kernel.name} is launched cooperatively: such launches are not recorded")
-            wanted = wanted and not cooperative
-            sizes = [tuple(max(1, int(size)) for size in (*own, 1, 1)[:3]) for own in (grid, block)]  # as CuPy's
-            self._capture.about_to_launch(self, kernel, sizes[0], stream, sizes[1], shared_bytes, wanted=wanted)
-        except Exception as error:  # recording must not harm the program
-            self._tell(f"a launch of {kernel.name} is not recorded: {one_line(error)}")
-
-    def _tell(self, line: str) -> None:
-        self._capture.tell(line, self.warning)
+        door = self.active() if self._capture.left_to_parent() else self
+        if door is not None:
+            door.launches(kernel, grid, block, stream, shared_bytes, cooperative=cooperative)
 
     @property
     def _build(self) -> Build | None:
         """What this thread compiles to be marked."""
         found: Build | None = getattr(self._local, "build", None)
         return found
-
-    def _patch(self, owner: Any, name: str, changed: Callable[..., Any]) -> None:
-        """`changed` gets the original in front of its arguments."""
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def calls(*arguments: Any, **named: Any) -> Any:
-            if self._capture.left_to_parent():
-                return getattr(owner, name)(*arguments, **named)
-            return changed(original, *arguments, **named)
-
-        self._undo.append(patched(owner, name, calls, self._tell))
 
     def _tell_loaded(self, cupy: Any) -> None:
         """Nothing can be seen of launches of functions that are CuPy's own."""
@@ -158,7 +114,7 @@ class CupyDoor:
                 self._tell(f"{name} is not marked: {why}")
             return original(source, options, *more, **named)
         try:
-            build = self._local.build = Build(source, self._capture.options.selection, self._capture.takes, self._tell)
+            build = self._local.build = Build(source, self.wanted)
             module = original(source, options, *more, **named)
             return _marked_module(module, build.kernels(int(module.ptr)))
         except Exception as error:
@@ -189,19 +145,12 @@ class CupyDoor:
         return build.mark(original(*given.args, **given.kwargs), {}, options) or original(*arguments, **named)
 
 
-def _forget() -> None:
-    global _active
-    _active = None
-
-
 def _too_late(names: str) -> str:
     return f"loaded before the recording began, and so not recorded: CuPy's {names}"
 
 
 def _unfit(cupy: Any) -> str | None:
     """Why CuPy's kernels cannot be recorded here; None when they can. Does not ask for a GPU."""
-    if _active is not None:
-        return "another recording of CuPy's kernels is under way in this process: this one records none"
     version = getattr(cupy, "__version__", "?")
     if cupy.cuda.runtime.is_hip:
         return f"CuPy {version} is for AMD's GPUs: only kernels of NVIDIA GPUs are recorded"
@@ -243,7 +192,7 @@ def _module_class() -> Any:
             stream: Any = None,
             enable_cooperative_groups: bool = False,
         ) -> None:
-            door = _active
+            door = CupyDoor.active()
             if door is not None:
                 used = importlib.import_module("cupy").cuda.get_current_stream() if stream is None else stream
                 door.about_to_launch(

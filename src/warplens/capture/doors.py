@@ -9,7 +9,12 @@ from collections.abc import Callable
 from typing import Final
 
 from warplens.capture.cupy import CupyDoor
+from warplens.capture.numba import NumbaDoor
 from warplens.capture.python import Door, PythonCapture
 from warplens.capture.triton import TritonDoor
 
-DOORS: Final[dict[str, Callable[[PythonCapture], Door]]] = {"triton": TritonDoor, "cupy": CupyDoor}
+DOORS: Final[dict[str, Callable[[PythonCapture], Door]]] = {
+    "triton": TritonDoor,
+    "cupy": CupyDoor,
+    "numba.cuda": NumbaDoor,
+}

@@ -151,20 +151,18 @@ class DeviceMemory:
 class HostMemory:
     """Host memory that kernels write to, and that the host reads without a call: also after the GPU has stopped.
 
-    `address`: int, of the device's view; `words`: the host's view, uint32.
+    `address`: int, of the device's view; `host`: int, of the host's; `words`: what is there, uint32.
     """
 
     def __init__(self, size_bytes: int) -> None:
         flags = bindings().CU_MEMHOSTALLOC_PORTABLE | bindings().CU_MEMHOSTALLOC_DEVICEMAP
-        self._host = int(
-            call("cuMemHostAlloc", size_bytes, flags, doing=f"allocating {size_bytes:,} bytes of the host")
-        )
-        self.address = int(call("cuMemHostGetDevicePointer", self._host, 0))
-        buffer = (ctypes.c_uint32 * (size_bytes // 4)).from_address(self._host)
+        self.host = int(call("cuMemHostAlloc", size_bytes, flags, doing=f"allocating {size_bytes:,} bytes of the host"))
+        self.address = int(call("cuMemHostGetDevicePointer", self.host, 0))
+        buffer = (ctypes.c_uint32 * (size_bytes // 4)).from_address(self.host)
         self.words: NDArray[np.uint32] = np.ctypeslib.as_array(buffer)
         self.words[:] = 0
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        host, self._host = getattr(self, "_host", 0), 0
+        host, self.host = getattr(self, "host", 0), 0
         if host and not ending():
             release("cuMemFreeHost", host)

@@ -24,7 +24,7 @@ class _Watch:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         """Of the module that is waited for: its own, which calls `then` behind it."""
-        if name != self._name or path is not None or self not in sys.meta_path:
+        if name != self._name or (path is None) is ("." in name) or self not in sys.meta_path:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
         specs = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))
@@ -62,7 +62,7 @@ class _Loader:
 
 
 def when_imported(name: str, then: Callable[[], None]) -> Callable[[], None]:
-    """Call `then` behind the import of the top-level module `name`, at once where it is there.
+    """Call `then` behind the import of the module `name`, at once where it is there.
 
     Gives what forgets the wish.
     """

@@ -16,23 +16,25 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
-
-import numpy as np
+from typing import Any, Final
 
 from warplens import __version__, layout
 from warplens.capture import driver, machine
-from warplens.capture.arena import Arena, Drained
+from warplens.capture.arena import Arena
 from warplens.capture.arguments import Arguments
 from warplens.capture.audited import not_audited
 from warplens.capture.builds import Build
 from warplens.capture.calibrate import Calibrator
 from warplens.capture.cuda import CudaKernel
+from warplens.capture.halt import Saver
+from warplens.capture.keep import Keep
 from warplens.capture.library import Dim3
 from warplens.capture.nvtx import range_question
 from warplens.capture.options import RecordOptions, stream_handle
+from warplens.capture.pinned import Pinned
 from warplens.capture.replay import Saved
 from warplens.capture.request import SWITCH, Asked, Request, rank_of
+from warplens.capture.unfinished import launch_entry, save_unfinished
 from warplens.errors import DeviceError, WarplensError
 
 _HEAD_START: Final = 8
@@ -40,13 +42,6 @@ _HEAD_START: Final = 8
 
 
 _BESIDE: Final = "launches of warplens.Kernel while another thread made one that is recorded"
-
-
-class Keep(Protocol):
-    """Where launches go as they are drained."""
-
-    def add(self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained) -> None:
-        """One launch. `manifest`: what is known so far, for the first one."""
 
 
 @dataclass
@@ -57,6 +52,8 @@ class _Pending:
     stop: Any
     stream: int
     timed: bool
+    at_s: float = field(default_factory=time.monotonic)
+    """When it was made."""
 
 
 @dataclass
@@ -64,7 +61,8 @@ class _Room:
     """The memory for records of one GPU, which all kernels and shapes share: a program may have hundreds.
 
     `busy` is held while a launch is made with it; `last`: whose launch wrote there and has not been read; `read` is set
-    where there is none, or it could not be: `error`.
+    where there is none, or it could not be: `error`. `under_way`: the launch that is being waited for; `pinned`: how to
+    look at what it writes meanwhile.
     """
 
     arena: Arena
@@ -72,6 +70,8 @@ class _Room:
     last: _Group | None = None
     read: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
+    under_way: tuple[_Group, _Pending] | None = None
+    pinned: Pinned | None = None
 
     def __post_init__(self) -> None:
         self.read.set()
@@ -123,6 +123,10 @@ class LaunchRecorder:
         self._reader: threading.Thread | None = None
         self._matched = self._kept = 0
         self._making = threading.Lock()
+        self._clocks: dict[int, tuple[int, float]] = {}  # of each GPU: globaltimer, and the host's clock then
+        self._saver: Saver | None = None
+        if asked.folder:  # below the command, which may ask
+            self._saver = Saver(asked.folder, f"{self.pid}-kernel", self.save_unfinished)
 
     def launch(self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> None:
         """Make one launch of the program, recorded or not."""
@@ -159,7 +163,7 @@ class LaunchRecorder:
             self._replay(group, stream, given)
         self._flush_l2(kernel._device, stream)
         group.pending = _timed(group.traced, shape, options, given)
-        group.room.last = group
+        group.room.last, group.room.under_way = group, (group, group.pending)
         self._kept += 1
         self._have_read(group.room)
         return True
@@ -170,6 +174,8 @@ class LaunchRecorder:
             self._reader = threading.Thread(target=self._read, name="warplens", daemon=True)
             self._reader.start()
         room.read.clear()
+        if self._saver is not None:
+            self._saver.start()
         self._to_read.put((room, driver.call("cuCtxGetCurrent")))
 
     def _read(self) -> None:
@@ -182,6 +188,7 @@ class LaunchRecorder:
             except Exception as error:  # the program's threads go on
                 room.error = error
             finally:
+                room.under_way = None
                 room.read.set()
 
     def _wanted(
@@ -249,7 +256,7 @@ class LaunchRecorder:
             mapped, newest = wanted.policy == "live", wanted.keep == "newest"
             arena = Arena(wanted.capacity_bytes, mapped=mapped, newest=newest, sm_count=sm_count)
             arena.choose(stream, blocks=wanted.blocks, every_block=wanted.every_block, warp_mask=wanted.warp_mask)
-            self._rooms[device] = _Room(arena)
+            self._rooms[device] = _Room(arena, pinned=None if mapped or self._saver is None else Pinned())
         return self._rooms[device]
 
     def _calibrate(self, kernel: CudaKernel, stream: int) -> None:
@@ -258,7 +265,9 @@ class LaunchRecorder:
             return
         self._facts = self._facts or machine.device_facts(device)
         self._calibrators[device] = calibrator = Calibrator(device, kernel.arch)
-        self._calibration.append({**calibrator.read(calibrator.begin(stream), "before", stream), "device": device})
+        pairs = calibrator.read(calibrator.begin(stream), "before", stream)
+        self._clocks[device] = max(pairs["globaltimer_ns"], default=0), time.monotonic()
+        self._calibration.append({**pairs, "device": device})
         self._step_ns = calibrator.step_ns(stream)
         nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
         self._copying = int(driver.call("cuStreamCreate", nonblocking))
@@ -336,36 +345,28 @@ class LaunchRecorder:
         _wait_for(pending.stop)
         drained = room.arena.drain(int(self._copying or 0))
         group.entry["traced_ns"] += _elapsed(pending)
-        grids = np.unique(drained.chunks[drained.chunks[:, layout.WORD_META] != 0, layout.WORD_GRID])
-        launch = {
-            "kernel": group.index,
-            "grid": list(group.shape[0]),
-            "block": list(group.shape[1]),
-            "cluster": list(group.options.cluster or (1, 1, 1)),
-            "shared_bytes": group.options.shared_bytes,
-            "stream": pending.stream,
-            "device": group.kernel._device,
-            "rank": rank_of(dict(os.environ)) or 0,
-            "replay": 0,
-            "grid_id": int(grids[0]) if len(grids) == 1 else None,
-            "lost_events": drained.lost_events,
-            "lost_chunks": drained.lost_chunks,
-            "every": group.options.every_block,
-            "warp_mask": group.options.warp_mask,
-            "blocks": None if group.options.blocks is None else sorted(set(group.options.blocks)),
-            "cold_l2": self.request.cold_l2,
-        }
+        launch = launch_entry(group, pending, drained, cold_l2=self.request.cold_l2)
         self.keep.add(self.manifest(), launch, group.entry, drained)
+
+    def is_read(self) -> bool:
+        """Whether all that was recorded has been read."""
+        return all(room.read.is_set() for room in self._rooms.values())
+
+    def save_unfinished(self, why: str) -> tuple[bool, str]:
+        """See `unfinished.save_unfinished`: in a thread of its own, or at the end."""
+        return save_unfinished(self, why)
 
     def finish(self, wait_s: float | None = None) -> dict[str, Any]:
         """Read what is outstanding; the manifest, without launches, which `keep` got. Its `sources`: texts by path.
 
         `wait_s`: for launches that have not ended; where one has not by then nothing is asked of the GPU any more.
         """
+        if self._saver is not None:
+            self._saver.close()
         if all(room.read.wait(wait_s) for room in self._rooms.values()):
             self._finish()
         else:
-            self._leave_out(f"launch that had not ended {wait_s:g} s after the program")
+            self._leave_out("launch that had not ended when the program had")
         for group in filter(None, self._groups.values()):
             self._settle(group)
         return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}

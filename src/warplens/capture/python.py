@@ -1,4 +1,4 @@
-"""Kernels that Python packages launch (Triton, CuPy), recorded as the program runs them, with no change to its source.
+"""Kernels that Python packages launch (Triton, CuPy, Numba), recorded as the program runs them, its source unchanged.
 
 In: what to mark, and the doors of the packages (doors.py), which give kernels their marks as they are loaded and see
 their launches. Out: `Recording` of the launches that were made meanwhile. Chooses launches, keeps their memory, and
@@ -23,13 +23,14 @@ from typing import Any, Final, Protocol
 
 from warplens import __version__
 from warplens.capture import driver
-from warplens.capture.python_manifest import Kernel, Launch, Loaded, make_recording
+from warplens.capture.python_manifest import Kernel, Launch, Loaded, make_recording, make_unfinished
 from warplens.capture.python_memory import Memory, is_captured
 from warplens.capture.recording import Recording
 from warplens.capture.request import Asked
 from warplens.capture.tell import tell
 from warplens.errors import KernelWarning, UsageError
 from warplens.instrument import Budget, Selection
+from warplens.instrument.recorder import MOST_CHUNKS_A_SLAB
 
 _OF_OTHERS: Final = {
     "policy": ("auto", "stream"),
@@ -39,6 +40,9 @@ _OF_OTHERS: Final = {
     "nvtx_include": (None,),
 }
 """Options of `warplens record` that such kernels do not have, and what asks for nothing special."""
+
+_BUSY_S: Final = 0.3
+"""A GPU that has not ended its work by then is taken to be at work."""
 
 
 class Door(Protocol):
@@ -66,7 +70,7 @@ class PythonOptions:
 
     - kernels: regular expression that a kernel's name must hold; None for all. selection: which marks.
     - capacity_bytes: device memory for records; what does not fit is counted as lost. slab_chunks: chunks (26 events
-      each) that a warp takes at once.
+      each) that a warp takes at once, at first; one that has written much takes more.
     - every_block, warp_mask, blocks: record every n-th block, these warps, these blocks alone.
     - launch_skip, launch_count: which launches of such kernels; of a CUDA graph which replays; None is all. grids:
       launches with one of these grids alone.
@@ -107,8 +111,8 @@ class PythonOptions:
             re.compile(self.kernels or "")
         except re.error as error:
             raise UsageError(f"kernels: {self.kernels!r} is no regular expression: {error}") from error
-        if self.slab_chunks < 1:
-            raise UsageError("slab_chunks is 1 or more")
+        if not 1 <= self.slab_chunks <= MOST_CHUNKS_A_SLAB:
+            raise UsageError(f"slab_chunks: expected 1 to {MOST_CHUNKS_A_SLAB}, found {self.slab_chunks}")
         if self.launch_skip < 0 or (self.launch_count is not None and self.launch_count < 1):
             raise UsageError("launch_skip is 0 or more, launch_count 1 or more or None")
 
@@ -170,6 +174,7 @@ class PythonCapture:
     them that the user was told at once. `quiet` keeps these from being shown as warnings. `seen`: is called behind the
     first launch of each kernel. `forked`: is called in a child of fork that uses a package, for this capture records
     none of it. `done`: gets the recording as soon as `launch_count` launches have ended, in a thread of its own.
+    `outlives`: what was recorded can be had while a kernel hangs (`unfinished`).
     """
 
     def __init__(
@@ -180,6 +185,7 @@ class PythonCapture:
         seen: Callable[[], None] = lambda: None,
         forked: Callable[[], None] | None = None,
         done: Callable[[Recording], None] | None = None,
+        outlives: bool = False,
     ) -> None:
         self.options = own = options or PythonOptions()
         self.notes: list[str] = []
@@ -193,6 +199,8 @@ class PythonCapture:
         self._kept: list[Any] = []  # compiled kernels, so that no other gets the id of one that is gone
         self._kernels: list[Kernel] = []
         self._launches: list[Made] = []
+        self._made_s: list[float] = []  # when each was made
+        self._outlives = outlives
         self._graphs = False
         self._last = own.launch_skip + (own.launch_count or 1 << 62)
         self._matched = 0
@@ -221,6 +229,11 @@ class PythonCapture:
     def marks(self) -> bool:
         """Whether kernels that are loaded now are to have marks."""
         return not self._over and os.getpid() == self.pid
+
+    def records(self, kernel: Any) -> bool:
+        """Whether launches of a kernel that was launched before are to be of the one with marks."""
+        own = self._seen.get(id(kernel))
+        return own is not None and own.kernel is not None and self.marks
 
     @property
     def is_due(self) -> bool:
@@ -333,6 +346,7 @@ class PythonCapture:
             if wanted:
                 self._graphs = True
                 self._launches.append((kernel, grid, block, shared_bytes, stream, True, True))
+                self._made_s.append(time.monotonic())
             return
         self._matched += wanted
         wanted = wanted and self.options.launch_skip < self._matched <= self._last
@@ -341,6 +355,7 @@ class PythonCapture:
             memory.switch(on, stream)
         if on:
             self._launches.append((kernel, grid, block, shared_bytes, stream, False, wanted))
+            self._made_s.append(time.monotonic())
             own.recorded += wanted
         if self._matched > self._last:
             self._read_early(stream)
@@ -410,6 +425,8 @@ class PythonCapture:
                 warp_mask=own.warp_mask,
                 on=self.on and own.launch_skip == 0,
             )
+            if self._outlives:
+                self._gpu.prepare()
         elif driver.ensure_context() != self._gpu.device:
             raise UsageError("it runs on another GPU than the first kernel: one GPU is recorded")
         self._gpu.point(driver.bindings().CUmodule(loaded.module))
@@ -420,6 +437,35 @@ class PythonCapture:
             self.tell(f"{loaded.name}: its marks leave {now} blocks on an SM instead of {before}", door.warning)
         self._kernels.append(found)
         return found
+
+    def is_idle(self, wait_s: float) -> bool:
+        """Whether all launches have ended, or do within so many seconds."""
+        if self._reader is not None:
+            self._reader.join(wait_s)
+            return not self._reader.is_alive()
+        memory = self._gpu
+        return memory is None or os.getpid() != self.pid or memory.is_idle(wait_s)
+
+    def unfinished(self, why: str) -> Recording | None:
+        """What was recorded until now, from any thread, while the GPU may hang; None where there is nothing.
+
+        Where a launch has not ended it is the last one, and `stopped` says `why`. The capture goes on.
+        """
+        memory, launches = self._gpu, list(self._launches)
+        if memory is None or not launches:
+            return None
+
+        def stop(number: int) -> dict[str, Any] | None:
+            if memory.is_idle(_BUSY_S):
+                return None
+            now_s = time.monotonic()
+            passed_s = now_s - (self._made_s[number] if number < len(self._made_s) else now_s)
+            now_ns = memory.clock[0] + round((now_s - memory.clock[1]) * 1e9)
+            facts = {"why": why, "after_s": round(passed_s, 6), "last": [], "from": "records"}
+            return facts | {"globaltimer_ns": now_ns}
+
+        made = [Launch.of(*own) for own in launches]
+        return make_unfinished(memory, list(self._kernels), made, self.options, list(self.notes), stop)
 
     def _read(self, memory: Memory, stream: int) -> None:
         self._gpu, self._over = None, True

@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from warplens.capture import driver, machine
 from warplens.capture.audited import audit_builds, not_audited
 from warplens.capture.library import Dim3, Function
 from warplens.capture.python_memory import U32, Found, Made, Memory, divide
+from warplens.capture.python_unfinished import under_way
 from warplens.capture.recording import Recording
 from warplens.capture.request import rank_of
 from warplens.capture.residency import Launch as Residency
@@ -164,7 +166,35 @@ def make_recording(
     memory: Memory, stream: int, kernels: list[Kernel], launches: list[Launch], options: PythonOptions, notes: list[str]
 ) -> Recording | None:
     """All that was recorded; None where nothing of it is left. Adds what is left out to `notes`."""
-    chunks, lost_events, lost_chunks = memory.drain(stream)
+    return _make(memory, memory.drain(stream), kernels, launches, options, notes)
+
+
+def make_unfinished(
+    memory: Memory,
+    kernels: list[Kernel],
+    launches: list[Launch],
+    options: PythonOptions,
+    notes: list[str],
+    stop: Callable[[int], dict[str, Any] | None],
+) -> Recording | None:
+    """As `make_recording`, while the GPU may be at work: with the launch that has not ended as the last one.
+
+    `stop`: the manifest's `stopped` for the launch of this number; None where it has ended. Makes no call that could
+    wait for the GPU.
+    """
+    return _make(memory, memory.peek(), kernels, launches, options, notes, stop)
+
+
+def _make(
+    memory: Memory,
+    drained: tuple[U32, int, int],
+    kernels: list[Kernel],
+    launches: list[Launch],
+    options: PythonOptions,
+    notes: list[str],
+    stop: Callable[[int], dict[str, Any] | None] | None = None,
+) -> Recording | None:
+    chunks, lost_events, lost_chunks = drained
     if options.blocks is not None:  # the recorder in PTX takes every n-th block, and no list
         chunks = chunks[np.isin(chunks[:, layout.WORD_BLOCK], np.array(options.blocks, np.int64))]
     made = [Made(own.kernel.site_set["hash"], own.captured, math.prod(own.grid)) for own in launches]
@@ -172,28 +202,42 @@ def make_recording(
     strange = len(chunks) - sum(len(own.chunks) for own in found)
     if strange:
         notes.append(f"{strange:,} chunks of records are left out: it is not known which launch wrote them")
-    found = _chosen(found, launches, options)
-    entries: list[dict[str, Any]] = []
+    open_one = under_way(found, launches, options) if stop is not None else None
+    listed = _listed(_chosen(found, launches, options), launches, open_one)
+    if not listed:
+        notes.append("launches were captured in CUDA graphs, and none of the replays that were asked for was made")
+        return None
     records: dict[str, U32] = {}
+    entries: list[dict[str, Any]] = []
+    for own in listed:
+        member = f"records/{len(records):06d}.u32" if len(own.chunks) else None
+        if member:
+            records[member] = own.chunks
+        entries.append(_entry(launches[own.made], own, member, options))
+    entries[-1] |= {"lost_events": lost_events, "lost_chunks": lost_chunks}  # counted over all: the last found no space
+    for kernel in kernels:
+        kernel.entry["audit"] = _audited(kernel) if stop is None else not_audited("the program was being stopped")
+    manifest = _manifest(memory, kernels, entries, options)
+    if stop is not None:
+        is_listed = open_one == (listed[-1].made, listed[-1].replay)
+        manifest |= {"complete": False, "stopped": stop(listed[-1].made) if is_listed else None}
+    return Recording(manifest, records, _sources(kernels) if options.source else {})
+
+
+def _listed(found: list[Found], launches: list[Launch], open_one: tuple[int, int] | None) -> list[Found]:
+    """Launches that the manifest lists, in their order; one that has not ended is the last, and those that were made
+    behind it and wrote nothing have not begun."""
     wrote: dict[int, list[Found]] = {}
     for own in found:
         wrote.setdefault(own.made, []).append(own)
+    nothing = np.zeros((0, layout.CHUNK_WORDS), np.uint32)
+    out = []
     for number, launch in enumerate(launches):
         if not launch.kept:
             continue
-        for own in wrote.get(number) or ([] if launch.captured else [Found(number, 0, -1, chunks[:0])]):
-            member = f"records/{len(records):06d}.u32" if len(own.chunks) else None
-            if member:
-                records[member] = own.chunks
-            entries.append(_entry(launch, own, member, options))
-    if not entries:
-        notes.append("launches were captured in CUDA graphs, and none of the replays that were asked for was made")
-        return None
-    entries[-1] |= {"lost_events": lost_events, "lost_chunks": lost_chunks}  # counted over all: the last found no space
-    for kernel in kernels:
-        kernel.entry["audit"] = _audited(kernel)
-    manifest = _manifest(memory, kernels, entries, options)
-    return Recording(manifest, records, _sources(kernels) if options.source else {})
+        begun = open_one is None or launch.captured or number <= open_one[0] or number in wrote
+        out += wrote.get(number) or ([] if launch.captured or not begun else [Found(number, 0, -1, nothing)])
+    return sorted(out, key=lambda own: (own.made, own.replay) == open_one)
 
 
 def _chosen(found: list[Found], launches: list[Launch], options: PythonOptions) -> list[Found]:
@@ -250,7 +294,7 @@ def _manifest(
         "launches": launches,
         "process": {"pid": os.getpid(), "rank": rank_of(dict(os.environ)) or 0, "program": program},
         "python": platform.python_version(),
-        **{name: getattr(sys.modules.get(name), "__version__", None) for name in ("triton", "cupy")},
+        **{name: getattr(sys.modules.get(name), "__version__", None) for name in ("triton", "cupy", "numba_cuda")},
     }
 
 

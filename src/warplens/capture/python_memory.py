@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from warplens import clock, layout
 from warplens.capture import driver, machine
 from warplens.capture.arena import Arena
 from warplens.capture.calibrate import Calibrator
+from warplens.capture.pinned import Pinned
 from warplens.errors import DeviceError
 
 U32 = npt.NDArray[np.uint32]
@@ -55,7 +58,11 @@ class Memory:
                 "cuMemcpyDtoDAsync", self._words[state].address, self.arena.address, layout.CONTROL_FRESH, stream
             )
         self.on = on
+        self._pinned: Pinned | None = None
+        self._idle: threading.Event | None = None  # set when all that was launched has ended
         self.calibrate("before", stream)
+        self.clock = max(self.calibration[0]["globaltimer_ns"], default=0), time.monotonic()
+        """globaltimer, and the host's clock then."""
 
     def point(self, module: Any) -> None:
         """Leads a module's kernels to the memory. Also while a stream is captured, which does not see it."""
@@ -82,6 +89,35 @@ class Memory:
     def enter(self) -> None:
         """Makes the GPU that of the calling thread."""
         driver.call("cuCtxSetCurrent", self._context)
+
+    def prepare(self) -> None:
+        """Make what `peek` needs, while no kernel hangs."""
+        self._pinned = Pinned()
+
+    def peek(self) -> tuple[U32, int, int]:
+        """As `drain`, of what was written until now, and the GPU goes on. Raises DeviceError where it gives nothing
+        out."""
+        if self._pinned is None:
+            raise DeviceError("nothing was made ready to look at the GPU's memory")
+        drained = self.arena.peek(self._pinned)
+        return drained.chunks[drained.chunks[:, layout.WORD_META] != 0], drained.lost_events, drained.lost_chunks
+
+    def is_idle(self, wait_s: float) -> bool:
+        """Whether all that was launched has ended, or does within so many seconds."""
+        done = self._idle
+        if done is None:
+            done = self._idle = threading.Event()
+            threading.Thread(target=self._wait, args=[done], name="warplens-idle", daemon=True).start()
+        if done.wait(wait_s):
+            self._idle = None  # who asks again means what was launched since then, too
+            return True
+        return False
+
+    def _wait(self, done: threading.Event) -> None:
+        with contextlib.suppress(DeviceError):  # the program meets it itself
+            self.enter()
+            driver.call("cuCtxSynchronize")
+        done.set()
 
     def drain(self, stream: int) -> tuple[U32, int, int]:
         """Chunks that were written, and the losses, after all that is in `stream`; then nothing more is written."""

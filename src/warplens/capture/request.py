@@ -63,8 +63,8 @@ class Request:
     - source: put the texts that sites stand in into the trace, 1 MB at most.
     - note: text that is kept in the trace and shown.
     - host, command: say in the trace on which host, or with which command, it was made.
-    - auto: marks of kernels that have none in CUDA C++, which are Triton's and CuPy's: "off" (those of their source
-      alone), "coarse" (waits outside of loops too), "waits", "all" (arrivals, issues and fences too).
+    - auto: marks of kernels that have none in CUDA C++, those of Triton, CuPy and Numba: "off" (those of their
+      source alone), "coarse" (waits outside of loops too), "waits", "all" (arrivals, issues and fences too).
     - sites: a regular expression that must be found in the name of such a mark's site; None is all.
     - budget, counts: leave out those sites that the first run, whose trace is `counts`, passed most often: so that a
       launch makes at most so many events ("20000"), or such a part of the first run's ("25%"). Of the command alone.

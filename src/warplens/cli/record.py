@@ -83,8 +83,10 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("--note", metavar="TEXT", help="Text that the trace keeps and shows.")
 @click.option("--host", is_flag=True, help="Say in the trace on which host it was made.")
 @click.option("--command", is_flag=True, help="Say in the trace with which command it was made.")
-@click.option("--auto", type=click.Choice(LEVELS), default="waits", help="Marks of Triton's and CuPy's kernels.")
-@click.option("--sites", metavar="REGEX", help="Only marks of Triton's and CuPy's kernels in whose name this is found.")
+@click.option(
+    "--auto", type=click.Choice(LEVELS), default="waits", help="Marks of Triton's, CuPy's and Numba's kernels."
+)
+@click.option("--sites", metavar="REGEX", help="Only marks of such kernels in whose name this is found.")
 @click.option("--budget", metavar="N|P%", help=BUDGET_HELP)
 @click.option("--counts", metavar="TRACE", help=COUNTS_HELP)
 @click.option("-m", "--module", is_flag=True, help="CMD is a Python module.")
@@ -191,14 +193,30 @@ def _tell(files: dict[Path, dict[str, Any]], failures: list[str]) -> bool:
         launches = manifest["launches"]
         events = sum(entry["lost_events"] for entry in launches)
         cut = "" if manifest["complete"] else "; the process was cut off: its complete launches"
+        if manifest["stopped"] is not None:
+            cut = "; the last one had not ended"
         names = sorted({manifest["kernels"][entry["kernel"]]["name"] for entry in launches})
         shown = ", ".join(visible(name, limit=80) for name in names[:3]) + (", ..." if len(names) > 3 else "")
         count = f"{len(launches):,} launch{'es' if len(launches) != 1 else ''}"
         click.echo(f"{visible(path)}: {count} of {shown}{cut}", err=True)
+        if manifest["stopped"] is not None:
+            _tell_where(path, manifest)
         if events:
             click.echo(f"  {events:,} events lost: --capacity gives more room", err=True)
         lost |= events > 0 or not manifest["complete"]
     return lost
+
+
+def _tell_where(path: Path, manifest: dict[str, Any]) -> None:
+    """Why the last launch was stopped, and where its warps were."""
+    from warplens.decode.stopped import where_lines
+    from warplens.trace.file import read_file
+
+    stopped, launches = manifest["stopped"], manifest["launches"]
+    name = visible(manifest["kernels"][launches[-1]["kernel"]]["name"], limit=100)
+    click.echo(f"{name} was stopped after {stopped['after_s']:.3g} s: {visible(stopped['why'], limit=400)}", err=True)
+    for line in where_lines(manifest, read_file(path).records):
+        click.echo(visible(line, limit=400), err=True)
 
 
 def _tell_left_out(notes: list[dict[str, Any]]) -> None:
@@ -227,17 +245,21 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bo
         counts[key] = counts.get(key, 0) + int(kernel.get("launches") or 0)
     if counts:
         click.echo(
-            "kernels that ran in files with warplens/host.hpp, of Triton, CuPy, and of warplens.Kernel:", err=True
+            "kernels that ran in files with warplens/host.hpp, of Triton, CuPy, Numba, and of warplens.Kernel:",
+            err=True,
         )
     for (name, why), launches in sorted(counts.items(), key=lambda item: -item[1])[:_LISTED]:
         click.echo(f"  {launches:>9,}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
     loaded = sorted({str(name) for note in notes for name in note.get("python") or []})
     if loaded:
-        text = "whose own kernels are not seen, but those of Triton and of CuPy's RawKernel and RawModule"
+        text = "whose own kernels are not seen, but those of Triton, numba.cuda.jit, CuPy's RawKernel and RawModule"
         click.echo(f"Python processes used {', '.join(map(visible, loaded))}, {text}", err=True)
     if nothing and not counts and not any(note.get("left_out") for note in notes):
         text = "no launch was seen: warplens sees those of .cu files that include warplens/host.hpp or that"
-        click.echo(f"{text} `warplens nvcc` compiled, of Triton's and CuPy's kernels, and of warplens.Kernel", err=True)
+        click.echo(
+            f"{text} `warplens nvcc` compiled, of Triton, CuPy, Numba and warplens.Kernel",
+            err=True,
+        )
 
 
 def _why_not(kernel: dict[str, Any], request: Request) -> str:

@@ -1,4 +1,5 @@
-"""What `record` does while the program runs: says how far it is, and switches recording on and off at a signal.
+"""What `record` does while the program runs: says how far it is, switches recording on and off at a signal, and has
+what a kernel that hangs has recorded saved before the program is stopped.
 
 In: the folder of the run. Out: lines on stderr where that is a terminal, at growing intervals; the file that the
 program's processes look for. Reads no recording: sizes alone.
@@ -14,6 +15,7 @@ from typing import Final
 import click
 
 from warplens.capture.child import Watch
+from warplens.capture.halt import Halt
 from warplens.capture.request import SWITCH
 from warplens.render.escape import visible
 
@@ -59,8 +61,32 @@ class Switch:
         click.echo(f"warplens: recording is {'on' if on else 'off'}", err=True)
 
 
+class Saving:
+    """Has processes save what a kernel that hangs has recorded, and says what came of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._halt = Halt(folder)
+
+    def save(self, why: str) -> bool:
+        """Whether a launch that had not ended was saved."""
+        answers = self._halt.ask(why)
+        if answers is None:
+            return False
+        for remark in answers.remarks:
+            click.echo(f"warplens: {visible(remark, limit=400)}", err=True)
+        for pid in answers.silent:
+            text = f"process {pid} did not save what was under way in time: its complete launches are kept"
+            click.echo(f"warplens: {text}", err=True)
+        if "time-out" in why and not (answers.saved or answers.remarks or answers.silent):
+            click.echo("warplens: no launch that is recorded was under way", err=True)
+        if answers.saved:
+            more = "; Ctrl-C again ends a program that does not hear it" if why.startswith("Ctrl-C") else ""
+            click.echo(f"warplens: what was recorded of the kernel that had not ended is saved{more}", err=True)
+        return answers.saved
+
+
 def watch(folder: Path, name: str | None, *, on_terminal: bool) -> Watch:
     """What `capture.child.run` is to do; `name`: of the signal, None for none."""
     tick = Progress(folder).tick if on_terminal else None
     number = None if name is None else signal.Signals[f"SIG{name}"]
-    return Watch(tick, number, Switch(folder).flip)
+    return Watch(tick, number, Switch(folder).flip, Saving(folder).save)

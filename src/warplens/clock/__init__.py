@@ -138,7 +138,7 @@ def fit(
         pairs.reject_gross(guess, size)
         rates = find_rates(pairs, size, guess, problems, nominal_cycles_per_ns)
     plausible = pairs.plausible(guess, size)
-    out = _offsets(pairs, rates, size, problems)
+    out = _offsets(pairs, rates, _asked(pairs, wanted, size), problems)
     out.changed = out.unjoined is not None
     _tell_of_change(out, pairs, plausible)
     if wanted_cycles is not None:
@@ -179,8 +179,17 @@ def _no_pairs(size: int, nominal_cycles_per_ns: float | None, problems: list[Clo
     )
 
 
-def _offsets(pairs: Pairs, rates: Rates, size: int, problems: list[ClockProblem]) -> ClockMap:
-    """Each SM's offset: the middle of what all its intervals allow at its rate."""
+def _asked(pairs: Pairs, wanted: I64, size: int) -> Bool:
+    """Which SMs the launch ran on: their lines are used. All of them, where that is not told."""
+    asked = np.zeros(size, np.bool_)
+    asked[wanted] = True
+    asked[pairs.sm[~pairs.calibrated]] = True
+    return asked if asked.any() else ~asked
+
+
+def _offsets(pairs: Pairs, rates: Rates, asked: Bool, problems: list[ClockProblem]) -> ClockMap:
+    """Each SM's offset: the middle of what all its intervals allow at its rate. `asked`: SMs whose line is used."""
+    size = len(asked)
     own = pairs.kept & ~pairs.calibrated
     reference = own if own.any() else pairs.kept
     center_cycles = np.zeros(size, np.int64)
@@ -195,7 +204,7 @@ def _offsets(pairs: Pairs, rates: Rates, size: int, problems: list[ClockProblem]
     low = pairs.low - slack - since * rates.ns_per_cycle[pairs.sm]
     high = pairs.high + slack - since * rates.ns_per_cycle[pairs.sm]
     unjoined = _reject_fine(
-        pairs, pairs.read - since * rates.ns_per_cycle[pairs.sm], rates.error[pairs.sm] * np.abs(since), size, problems
+        pairs, pairs.read - since * rates.ns_per_cycle[pairs.sm], rates.error[pairs.sm] * np.abs(since), asked, problems
     )
     kept = pairs.kept
     lower, upper = np.full(size, -np.inf), np.full(size, np.inf)
@@ -260,20 +269,22 @@ def _extrapolate(out: ClockMap, rates: Rates, sm: I64, cycles: I64, pairs: Pairs
             out.problems.append(ClockProblem("clock_extrapolated", 1, "note", text))
 
 
-def _reject_fine(pairs: Pairs, rest: F64, slack: F64, size: int, problems: list[ClockProblem]) -> ClockProblem | None:
+def _reject_fine(pairs: Pairs, rest: F64, slack: F64, asked: Bool, problems: list[ClockProblem]) -> ClockProblem | None:
     """Drops pairs off their SM's line by more than reading them can explain; all stay where that is many.
 
-    Returns the problem, of those it adds, that no line joins the pairs of some SMs.
+    Returns the problem, of those it adds, that no line joins the pairs of some SMs: of those that were `asked` for. The
+    clock of an SM on which nothing of the launch ran may change between calibrations that are not right beside it.
     """
+    size = len(asked)
     residual = np.abs(rest - pairs.median(rest, size)[pairs.sm])
     off = pairs.kept & (residual > 2 * pairs.step_ns + _FINE_NS + 2 * slack)
     many = np.bincount(pairs.sm[off], minlength=size) * 4 > np.bincount(pairs.sm[pairs.kept], minlength=size)
     pairs.kept &= ~off | many[pairs.sm]
-    count = int((off & ~many[pairs.sm]).sum()) + pairs.rejected
+    count = int(((off & ~many[pairs.sm] | pairs.gross) & asked[pairs.sm]).sum())
     unjoined = None
-    if many.any():
-        text = f"{many.sum()} SMs have clock pairs that no line joins: their clock changed during the launch"
-        unjoined = ClockProblem("clock_disagrees", int(many.sum()), "error", text)
+    if told := int((many & asked).sum()):
+        text = f"{told} SMs have clock pairs that no line joins: their clock changed during the launch"
+        unjoined = ClockProblem("clock_disagrees", told, "error", text)
         problems.append(unjoined)
     if count:
         text = f"{count} of {len(pairs.sm)} clock pairs lie off the line of their SM by more than a reading can"

@@ -6,7 +6,7 @@ In: columns of pairs and calibrations. Out: `Pairs`. Knows nothing of which of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -55,7 +55,8 @@ class Pairs:
     base_ns: int
     base_cycles: int
     step_ns: float
-    rejected: int = 0
+    gross: Bool = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """Pairs that `reject_gross` dropped."""
 
     @property
     def calibrated(self) -> Bool:
@@ -106,7 +107,7 @@ class Pairs:
         if np.isfinite(center).sum() > 2:
             stray = np.abs(center - np.nanmedian(center)) > 1e9
             self.kept &= ~stray[self.sm]
-        self.rejected = int((~self.kept).sum())
+        self.gross = ~self.kept
 
     def plausible(self, guess: float, size: int) -> Bool:
         """Which pairs are the launch's own and no damage: those kept, and those that a clock which changed may have led

@@ -18,11 +18,14 @@ import numpy as np
 from warplens import clock, layout
 from warplens.decode.arrays import I64, U32
 from warplens.decode.audit import expected_warps
+from warplens.decode.last import RECORDS
 from warplens.decode.wording import counted, number_ranges
-from warplens.layout import Control
+from warplens.layout import ChunkFlag, Control
 
 LINES: Final = 20
 """Of text, at most, for the places of all warps."""
+_FOR_SINCE_S: Final = 100.0
+"""Between a clock pair and the stop, at most, so that times since then can be told."""
 _CONTROLS: Final = {
     Control.GAP: "a mark left out",
     Control.RANGE_POP: "behind a range_pop",
@@ -72,20 +75,63 @@ def where_lines(manifest: dict[str, Any], records: Mapping[str, U32]) -> list[st
         return []
     places = last_places(manifest, records)
     running = [place for place in places if not place.ended]
-    lines, groups = [], _groups(running)
+    lines, groups, held = [], _groups(running), held_back(manifest)
     if groups:
-        lines.append("Where each warp last was:")
-    shown = groups if len(groups) <= LINES - 4 else groups[: LINES - 5]
+        lines.append(f"Where each warp was at least{held}:" if held else "Where each warp last was:")
+    doubtful = doubts(manifest)
+    room = LINES - 4 - len(doubtful)
+    shown = groups if len(groups) <= room else groups[: room - 1]
     lines += [f"  {_place_text(group)}" for group in shown]
     if len(groups) > len(shown):
         rest = sum(len(group) for group in groups[len(shown) :])
         lines.append(f"  and {counted(rest, 'warp')} in {len(groups) - len(shown):,} more places")
-    if len(places) > len(running):
-        lines.append(f"  {counted(len(places) - len(running), 'warp')} had ended")
+    ended = len(places) - len(running) + ended_beside(manifest)
+    if ended:
+        lines.append(f"  {counted(ended, 'warp')} had ended")
     absent = _absent(manifest, records, places)
     if absent:
-        lines.append(f"  {counted(absent, 'warp')} had not begun, or had come to no mark")
-    return lines or ["No warp had come to a mark."]
+        lines.append(
+            f"  {counted(absent, 'warp')} {'left no record' if held else 'had not begun, or had come to no mark'}"
+        )
+    lines += [f"  {line}" for line in doubtful]
+    if groups or ended:
+        return lines
+    return [
+        f"No warp left a record{held}." if held else "No warp had come to a mark.",
+        *(f"  {line}" for line in doubtful),
+    ]
+
+
+def held_back(manifest: dict[str, Any]) -> str:
+    """What a warp of the stopped kernel may have done that is not to be seen, in parentheses; "" where all is."""
+    if manifest["stopped"].get("from") != RECORDS or not manifest["launches"]:
+        return ""
+    kernel = manifest["kernels"][manifest["launches"][-1]["kernel"]]
+    policy = kernel.get("policy") or manifest["policy"]
+    if policy == "packed":
+        return " (with policy packed a warp keeps up to 24 of its last records in registers)"
+    return (
+        " (with policy staged a warp keeps up to 26 of its last records in shared memory)" if policy == "staged" else ""
+    )
+
+
+def ended_beside(manifest: dict[str, Any]) -> int:
+    """Warps that had ended and are not in the table of last places."""
+    ended = manifest["stopped"].get("ended")
+    return ended if isinstance(ended, int) else 0
+
+
+def doubts(manifest: dict[str, Any]) -> list[str]:
+    """What else is to be known of the places, a line each."""
+    stopped = manifest["stopped"]
+    if stopped.get("from") != RECORDS or not manifest["launches"]:
+        return []
+    lines, lost = [], manifest["launches"][-1]["lost_events"]
+    if lost:
+        lines.append(f"{counted(lost, 'record')} found no space: warps may be further on than is shown (--capacity)")
+    if stopped.get("sites_guessed"):
+        lines.append("no block had ended, which would say which set of sites its marks are of: the names may be wrong")
+    return lines
 
 
 def _names(manifest: dict[str, Any]) -> list[str]:
@@ -125,7 +171,7 @@ def _seconds(value_s: float) -> str:
 
 def _absent(manifest: dict[str, Any], records: Mapping[str, U32], places: list[LastPlace]) -> int:
     """Warps that should have been recorded and left neither a chunk nor a place."""
-    if not manifest["launches"] or not manifest["stopped"]["last"]:
+    if not manifest["launches"] or (not manifest["stopped"]["last"] and manifest["stopped"].get("from") != RECORDS):
         return 0
     entry = manifest["launches"][-1]
     seen = _warp_key(*np.array([(place.block, place.warp) for place in places], np.int64).reshape(-1, 2).T)
@@ -139,23 +185,42 @@ def _since_s(manifest: dict[str, Any], chunks: U32, code_bits: int) -> Any:
     """Seconds from each last event to the stop; nan where its chunk, or the calibration of its launch, is missing."""
     last = np.array(manifest["stopped"]["last"], np.int64).reshape(-1, 4)
     out = np.full(len(last), nan)
-    before = [entry for entry in manifest["calibration"] if entry["when"] == "before"]
+    before, stop_ns = _stop_of(manifest)
     found = _chunk_of(last, chunks)
     at = np.flatnonzero(found >= 0)
-    if len(before) != len(manifest["launches"]) or not len(at):
+    if stop_ns is None or not len(at):
         return out
     own = chunks[found[at]]
-    sm = own[:, layout.WORD_META].astype(np.int64) >> layout.META_SM_SHIFT & ((1 << layout.META_SM_BITS) - 1)
+    meta = own[:, layout.WORD_META].astype(np.int64)
+    sm = meta >> layout.META_SM_SHIFT & ((1 << layout.META_SM_BITS) - 1)
     base = own[:, layout.WORD_BASE_HIGH].astype(np.int64) << 32 | own[:, layout.WORD_BASE_LOW]
     passed = ((last[at, 3] >> code_bits) - base) & ((1 << 32 - code_bits) - 1)
+    behind = meta & (int(ChunkFlag.STREAM) << layout.META_FLAGS_SHIFT) == 0  # its clock is that of its end
+    passed -= np.where(behind & (passed > 0), 1 << 32 - code_bits, 0)
     fitted = clock.fit(
-        [], [], [], step_ns=manifest["globaltimer_step_ns"], calibration=before[-1:], wanted_sms=np.unique(sm)
+        [], [], [], step_ns=manifest["globaltimer_step_ns"], calibration=before, wanted_sms=np.unique(sm)
     )
-    begun_ns = clock.int64(before[-1]["globaltimer_ns"]).max(initial=0)
-    since_s = manifest["stopped"]["after_s"] - (fitted.to_ns(sm, base + passed) - begun_ns) / 1e9
+    since_s = (stop_ns - fitted.to_ns(sm, base + passed)) / 1e9
     told = fitted.known[sm] & (since_s > -0.1) & (since_s <= manifest["stopped"]["after_s"] + 0.1)
     out[at[told]] = np.maximum(since_s[told], 0.0)
     return out
+
+
+def _stop_of(manifest: dict[str, Any]) -> tuple[list[dict[str, Any]], int | None]:
+    """The clock pairs that go with the last launch, and the globaltimer at the stop; None where it is not known."""
+    before = [entry for entry in manifest["calibration"] if entry["when"] == "before"]
+    stopped, device = manifest["stopped"], manifest["launches"][-1].get("device")
+    if "globaltimer_ns" not in stopped:  # of Kernel.record: a pair just before each launch
+        if len(before) != len(manifest["launches"]):
+            return [], None
+        begun_ns = int(clock.int64(before[-1]["globaltimer_ns"]).max(initial=0))
+        return before[-1:], begun_ns + round(stopped["after_s"] * 1e9)
+    own = [entry for entry in before if device is None or entry.get("device", device) == device][-1:]
+    stop_ns = stopped.get("globaltimer_ns")
+    if not own or not isinstance(stop_ns, int) or not len(own[0]["globaltimer_ns"]):
+        return [], None
+    near = abs(stop_ns - int(clock.int64(own[0]["globaltimer_ns"]).max())) <= _FOR_SINCE_S * 1e9
+    return own, stop_ns if near else None
 
 
 def _chunk_of(last: I64, chunks: U32) -> I64:

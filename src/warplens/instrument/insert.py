@@ -169,33 +169,39 @@ class Inserter:
         flow = self._flow
         block = flow.block_of[run[0].index]
         turn = self._turn_of.get(id(run[0]))
-        held: tuple[int, int] | None = None  # a record that is not stored yet: its register and place
+        held: list[tuple[int, int]] = []  # records that are not stored yet: the register and place of each
+        product = self._product_wait(run) if turn is not None else -1
         for slot, mark in enumerate(run):
             together = not flow.is_in_part(mark.index, mark.behind)
-            text = recorder.settle(together) if mark.settles else []
+            text = [line for record in held for line in recorder.put(*record)] if slot == product else []
+            held = [] if slot == product else held
+            text += recorder.settle(together) if mark.settles else []
             text += recorder.pin(mark.pins) if mark.pins else []
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             guard = "%wl_p5" if mark.guard else ""
             own = slot % 2 if turn is None else turn.records[id(mark)]
             asks = slot == 0 and turn is None
-            early = slot == 0 and turn is not None and turn.asks_at == id(mark)
+            early = turn is not None and turn.asks_at == id(mark)
             if asks:
-                text += recorder.check(self._next(), len(run), together)
+                text += recorder.check(self._next(together), len(run), together)
             elif early and turn is not None:
                 text += recorder.ask_turn(turn.marks + turn.at_end, together)
             else:
                 text += recorder.clock(own)
             text += recorder.any_lane(mark.guard, mark.negated) if mark.guard else []
             text += recorder.record("%wl_now" if asks or early else "", code, own)
-            text += recorder.put(*held) if held is not None else []
             waits = self._can_wait(mark) and (mark is not run[-1] or (is_last and turn is None))
-            held = (own, slot) if waits else None
-            text += recorder.put(own, slot, guard) if held is None else []
-            if mark is run[-1] and held is None:
+            if slot < product:
+                held.append((own, slot))
+            else:
+                text += [line for record in held for line in recorder.put(*record)]
+                held = [(own, slot)] if waits else []
+                text += recorder.put(own, slot, guard) if not waits else []
+            if mark is run[-1] and not held:
                 text += recorder.advance(len(run), guard)
             self._add(self._scopes.outside(flow.code[mark.index].statement, mark.behind), text, code)
-        if held is not None:
-            self._add(self._end_of_block(flow.blocks[block]), [*recorder.put(*held), *recorder.advance(len(run))])
+        if held:
+            self._add(self._end_of_block(flow.blocks[block]), [*recorder.put(*held[0]), *recorder.advance(len(run))])
 
     def _can_wait(self, mark: Mark) -> bool:
         """Whether a mark's record is stored behind the next clock, where the kernel is about to wait anyway."""
@@ -210,6 +216,15 @@ class Inserter:
             and not (last.predicate and last.name in _LEAVES)
         )
 
+    def _product_wait(self, run: list[Mark]) -> int:
+        """Which mark of the run stands in front of the first wait for wgmma, if none before it has a guard; else -1."""
+        for slot, mark in enumerate(run):
+            if mark.guard:
+                break
+            if not mark.behind and self._flow.code[mark.index].opcode.startswith("wgmma.wait_group"):
+                return slot
+        return -1
+
     def _end_of_block(self, block: Block) -> int:
         """The place in front of the jump that ends a block, or behind its last instruction."""
         last = self._flow.code[block.stop - 1]
@@ -222,8 +237,8 @@ class Inserter:
             text = recorder.settle(not self._flow.is_in_part(mark.index, mark.behind)) if mark.settles else []
             text += recorder.pin(mark.pins) if mark.pins else []
             slot = self._plan.marks.index(mark) + 1
-            own = slot % 2
-            text += [*recorder.clock(own), *recorder.record("", code, own), *recorder.put(own, slot)]
+            own = recorder.register_of(slot)
+            text += [*recorder.clock(own), *recorder.record("", code, own), *recorder.group(slot)]
             self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
 
     def _turns(self) -> list[_Turn]:
@@ -270,15 +285,24 @@ class Inserter:
             return None
         name = flow.module.source(label).rstrip().removesuffix(":").rstrip()
         at_end = [mark for mark in marks if flow.block_of[mark.index] == latches[0] and mark.index not in behind_jump]
-        asks_at = id(at_end[0]) if at_end and len(marks) + len(at_end) <= layout.BLOCK_RECORD_SLOTS else 0
+        # Beside a matrix product the question costs nothing; else it is put as early as can be.
+        best = next((mark for mark in at_end if self._begins_product(mark, latches[0])), at_end[0] if at_end else None)
+        asks_at = id(best) if best and len(marks) + len(at_end) <= layout.BLOCK_RECORD_SLOTS else 0
         records = {id(mark): number for number, mark in enumerate(marks)}
         return _Turn(loop, len(marks), latches[0], outside, name, records, asks_at, len(at_end))
+
+    def _begins_product(self, mark: Mark, block: int) -> bool:
+        """Whether wgmma instructions stand between a mark and the next, or the end of the block."""
+        first = mark.index + mark.behind
+        places = [other.index + other.behind for other in self._plan.marks if other.place > mark.place]
+        stop = min([self._flow.blocks[block].stop, *places])
+        return not mark.guard and any(own.opcode.startswith("wgmma.mma") for own in self._flow.code[first:stop])
 
     def _ask_outside(self, turn: _Turn) -> None:
         for number in turn.outside:
             block = self._flow.blocks[number]
             together = not self._flow.is_in_part(block.stop - 1, False)
-            self._add(self._end_of_block(block), self._recorder.check(self._next(), turn.marks, together))
+            self._add(self._end_of_block(block), self._recorder.check(self._next(together), turn.marks, together))
 
     def _ask_each_turn(self, turn: _Turn) -> None:
         flow, recorder = self._flow, self._recorder
@@ -287,13 +311,13 @@ class Inserter:
         together = not flow.is_in_part(block.stop - 1, False)
         predicate = f"{'!' if last.negated else ''}{last.predicate}" if last.predicate else ""
         text = [] if turn.asks_at else recorder.ask_turn(turn.marks, together)
-        text += recorder.turn(self._next(turn.label, turn.marks), together, predicate, turn.label)
+        text += recorder.turn(self._next(together, turn.label, turn.marks), together, predicate, turn.label)
         self._add(self._end_of_block(block), text)
 
-    def _next(self, back: str = "", records: int = 0) -> int:
+    def _next(self, together: bool, back: str = "", records: int = 0) -> int:
         """The number of a question for space; `back`: the label behind it, where the kernel has one."""
         self._number += 1
-        self._rare += self._recorder.next(self._number, back, records)
+        self._rare += self._recorder.next(self._number, together, back, records)
         return self._number
 
     def _is_reached(self, number: int) -> bool:
@@ -306,7 +330,7 @@ class Inserter:
         rare: list[str] = []
         if self._scopes.depth(own.statement):  # labels within braces cannot be seen from where else it would stand
             rare, self._rare = self._rare, rare
-            self._asked[number] = self._next()
+            self._asked[number] = self._next(False)
             rare, self._rare = self._rare, rare
         text = [*rare, *([f"$wl_stay_{number}:"] if own.predicate else [])]
         if text:
@@ -316,7 +340,7 @@ class Inserter:
         """The warp's end in front of a ret or exit; round both goes who does not take it."""
         own = self._flow.code[number]
         together = not self._flow.is_in_part(number, False) and not own.predicate
-        text = self._recorder.end(self._asked.get(number) or self._next(), together)
+        text = self._recorder.end(self._asked.get(number) or self._next(False), together)
         if own.predicate:
             sign = "" if own.negated else "!"
             text = [f"@{sign}{own.predicate} bra $wl_stay_{number};", *text]
@@ -329,7 +353,7 @@ class Inserter:
         if self._scopes.depth(last.statement) or self._flow.ends_at_label:
             end = self._statements[self._flow.function.last].start
         if last.name not in _JUMPS or last.predicate or self._flow.ends_at_label:  # falls off the end, which is a ret
-            self._add(end, [*self._recorder.end(self._next(), False), "ret;"], END_CODE)
+            self._add(end, [*self._recorder.end(self._next(False), False), "ret;"], END_CODE)
         self._add(end, self._rare)
 
     def _add(self, at: int, lines: list[str], code: int = _NO_MARK) -> None:

@@ -7,10 +7,12 @@ predicated throughout, so that lanes that have parted can do it too (docs/adr/00
 
 State, in every lane: `%wl_lo`, `%wl_hi`: where the last record went, so that the next goes 4 bytes behind; the high
 half is 0 in lanes that write nothing, and the low seven bits are the same in all. `%wl_ep`: the epoch of the chunk's
-begin. `%wl_left`: the warp's number, and above its six bits the chunks left of the slab, all ones in a lane that
-would write and has no space. `%wl_seq`: sequence of the chunk's first record. `%wl_gt`: globaltimer at the begin, and
-in a lane without space the events that it had none for. A kernel whose marks are each passed once (`straight`) has
-its records' places in the text, and of this state the first three: bit 31 of `%wl_lo` tells that there is no space.
+begin. `%wl_left`: the warp's number and its SM as in a header, and above those 16 bits the chunks left of the slab, all
+ones in a lane that would write and has no space. `%wl_seq`: sequence of the chunk's first record. `%wl_gt`:
+globaltimer at the begin, and in a lane without space the events that it had none for. `%wl_block`, `%wl_grid`: what
+headers say of the block; special registers, read when a chunk is full, would come behind all copies to shared memory
+that the warps have asked for. A kernel whose marks are each passed once (`straight`) has its records' places in the
+text, and of this state the first three: bit 31 of `%wl_lo` tells that there is no space.
 
 %tid is read at the begin alone: read again in a loop, it makes ptxas take what Triton derives from it out of uniform
 registers, and then each wgmma waits for two of them (seen in the machine code of a matmul, ptxas 12.9).
@@ -29,6 +31,8 @@ _FULL: Final = layout.CHUNK_BYTES - 4
 """Low bits of the place when the chunk is full."""
 _EMPTY: Final = 4 * layout.HEADER_WORDS - 4
 _LAST_BESIDE_BLOCK_RECORD: Final = 4 * layout.BLOCK_RECORD_WORD - 8
+_GROUP: Final = 2
+"""Records of a straight kernel that go out in one store."""
 MOST_MARKS: Final = 16
 """Marks behind one question for space."""
 MOST_A_TURN: Final = 20
@@ -42,7 +46,13 @@ _RECIPROCAL: Final = -(-(1 << 35) // layout.RECORD_SLOTS)
 _RECIPROCAL_SHIFT: Final = 3  # n / 26 is the high half of n times this, without its low bits
 END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
 _WARPS: Final = (1 << layout.META_WARP_BITS) - 1
-_NO_SPACE: Final = 0xFFFFFFFF & ~_WARPS
+_OWN: Final = (1 << layout.META_SM_SHIFT + layout.META_SM_BITS) - 1
+_LEFT_SHIFT: Final = layout.META_SM_SHIFT + layout.META_SM_BITS
+_NO_SPACE: Final = 0xFFFFFFFF & ~_OWN
+MOST_CHUNKS_A_SLAB: Final = (_NO_SPACE >> _LEFT_SHIFT) - 1
+_GROWTH_SHIFT: Final = 3
+_MOST_GROWN: Final = 64
+"""A warp that wrote n records asks for n / 8 chunks, 64 at most, where that is more than a slab."""
 _LOST: Final = 1 << 31
 _HASH: Final = 0x9E3779B9  # as cursor_offset of arena.cuh
 
@@ -72,6 +82,7 @@ class Recorder:
         """Registers, for the begin of the function's body."""
         return [
             ".reg .b32 %wl_lo, %wl_hi, %wl_ep, %wl_left, %wl_seq, %wl_gt, %wl_e, %wl_d, %wl_slab, %wl_index;",
+            ".reg .b32 %wl_block, %wl_grid;",
             f".reg .b32 %wl_c<4>, %wl_k<{MOST_A_TURN}>, %wl_r<16>;",
             ".reg .b64 %wl_begin, %wl_now, %wl_end, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
             ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
@@ -94,14 +105,17 @@ class Recorder:
         """Whether this warp is recorded (layout.choice says how that is told), and then a slab for it."""
         return [
             *thread("%wl_r0", flat=self.flat),
-            *block("%wl_r1"),
-            "mul.lo.u32 %wl_r2, %wl_r1, %wl_c1;",
+            *block("%wl_block"),
+            "mul.lo.u32 %wl_r2, %wl_block, %wl_c1;",
             "shf.r.wrap.b32 %wl_r2, %wl_r2, %wl_r2, %wl_c3;",
             "setp.le.u32 %wl_p0, %wl_r2, %wl_c2;",
             "shr.u32 %wl_left, %wl_r0, 5;",
             "shr.u32 %wl_r3, %wl_c0, %wl_left;",
             "and.b32 %wl_r3, %wl_r3, 1;",
             "setp.ne.and.u32 %wl_p0, %wl_r3, 0, %wl_p0;",
+            *self._with_sm(),
+            "mov.u64 %wl_q3, %gridid;",
+            "cvt.u32.u64 %wl_grid, %wl_q3;",
             *(self._look_up() if self.listed else []),
             "and.b32 %wl_r4, %wl_r0, 31;",
             "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
@@ -114,7 +128,7 @@ class Recorder:
         ]
 
     def _look_up(self) -> list[str]:
-        """Whether the block, %wl_r1, stands in the list, where there is one. Launches that a window of replays would
+        """Whether the block stands in the list, where there is one. Launches that a window of replays would
         choose (CHOICE_WINDOW) are not recorded: nothing here counts them."""
         return [
             f"and.b32 %wl_r5, %wl_c3, {layout.CHOICE_WINDOW};",
@@ -126,11 +140,11 @@ class Recorder:
             "mov.u32 %wl_r6, 0;",
             f"@%wl_p1 ld.global.u64 %wl_q0, [%wl_control+{layout.CONTROL_LIST_ADDRESS}];",
             f"@%wl_p1 ld.global.u32 %wl_r5, [%wl_control+{layout.CONTROL_LIST_BLOCKS}];",
-            "setp.lt.and.u32 %wl_p2, %wl_r1, %wl_r5, %wl_p1;",
-            "shr.u32 %wl_r5, %wl_r1, 5;",
+            "setp.lt.and.u32 %wl_p2, %wl_block, %wl_r5, %wl_p1;",
+            "shr.u32 %wl_r5, %wl_block, 5;",
             "mad.wide.u32 %wl_q0, %wl_r5, 4, %wl_q0;",
             "@%wl_p2 ld.global.u32 %wl_r6, [%wl_q0];",
-            "and.b32 %wl_r5, %wl_r1, 31;",
+            "and.b32 %wl_r5, %wl_block, 31;",
             "shr.u32 %wl_r6, %wl_r6, %wl_r5;",
             "and.b32 %wl_r6, %wl_r6, 1;",
             "setp.ne.u32 %wl_p2, %wl_r6, 0;",
@@ -156,8 +170,8 @@ class Recorder:
             f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
             *lost,
             *self._epoch("%wl_begin", "%wl_ep"),
-            *self.store("%wl_begin", code, 0),
-            *([] if self.straight is not None else self.advance(1)),
+            *self.record("%wl_begin", code, 0),
+            *(self.group(0) if self.straight is not None else [*self.put(0, 0), *self.advance(1)]),
         ]
 
     def _slab(self) -> list[str]:
@@ -178,8 +192,8 @@ class Recorder:
             "min.u32 %wl_r2, %wl_r2, %wl_slab;",
             f"shr.u32 %wl_r2, %wl_r2, {_SLAB_SHIFT};",
             "sub.u32 %wl_r2, %wl_r2, 1;",
-            f"shl.b32 %wl_r2, %wl_r2, {layout.META_WARP_BITS};",
-            f"and.b32 %wl_r3, %wl_left, {_WARPS};",
+            f"shl.b32 %wl_r2, %wl_r2, {_LEFT_SHIFT};",
+            f"and.b32 %wl_r3, %wl_left, {_OWN};",
             "or.b32 %wl_r2, %wl_r2, %wl_r3;",
             "selp.b32 %wl_left, %wl_r2, %wl_left, %wl_p1;",
         ]
@@ -254,6 +268,23 @@ class Recorder:
             f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * at + 4}], %wl_k{own};",
         ]
 
+    def group(self, at: int, *, is_last: bool = False) -> list[str]:
+        """A straight kernel's record `at`, made in `register_of(at)`: two go out in one store, and so does the last."""
+        own = self.register_of(at)
+        if not is_last and own < _GROUP - 1:
+            return []
+        held = ", ".join(f"%wl_k{number}" for number in range(_GROUP))
+        return [
+            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
+            "setp.ne.u32 %wl_w, %wl_hi, 0;",
+            *(f"mov.u32 %wl_k{number}, 0;" for number in range(own + 1, _GROUP)),
+            f"@%wl_w st.global.cs.v{_GROUP}.u32 [%wl_ad+{4 * (at - own) + 4}], {{{held}}};",
+        ]
+
+    def register_of(self, at: int) -> int:
+        """Which register holds a straight kernel's record `at`."""
+        return at % _GROUP
+
     def store(self, clock: str, code: int, at: int) -> list[str]:
         """The record of a 64-bit clock, stored at once."""
         return [*self.record(clock, code, 0), *self.put(0, at)]
@@ -294,21 +325,23 @@ class Recorder:
             "@%wl_p4 st.global.u32 [%wl_ad], %wl_r5;",
         ]
 
-    def next(self, number: int, back: str = "", records: int = 0) -> list[str]:
+    def next(self, number: int, together: bool, back: str = "", records: int = 0) -> list[str]:
         """The chunk behind a full one, or behind one that reaches too far back; without space events are counted.
 
-        `back`: where to go on; behind the question if it is not told. `records`: registers of records that nothing else
-        may use in the loop: who writes one waits until its last store has read it, behind all copies to shared memory
-        that the warps have asked for. They are kept by stores that are never made.
+        `together`: as in `check`. `back`: where to go on; behind the question if it is not told. `records`: registers
+        of records that nothing else may use in the loop: who writes one waits until its last store has read it, behind
+        all copies to shared memory that the warps have asked for. They are kept by stores that are never made.
         """
         if self.straight is not None:
             return []
+        back = back or f"$wl_back_{number}"
         return [
             f"$wl_next_{number}:",
-            *(self._behind_turn(records) if back else []),
+            *(self._behind_turn(records) if records else []),
             *self._held(),
             "setp.ne.u32 %wl_p0, %wl_hi, 0;",
             "add.u32 %wl_seq, %wl_seq, %wl_r4;",
+            *(self._in_slab(number, back) if together else []),
             # Longer than records tell lay between this chunk's begin and the mark: it says no more that they do.
             "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_p0;",
             *self._meta("%wl_r7", 0),
@@ -318,21 +351,46 @@ class Recorder:
             f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
-            f"setp.gt.and.u32 %wl_p3, %wl_left, {_WARPS}, %wl_p0;",
-            f"setp.le.and.u32 %wl_p5, %wl_left, {_WARPS}, %wl_p0;",
-            f"@%wl_p3 sub.u32 %wl_left, %wl_left, {_WARPS + 1};",
+            f"setp.gt.and.u32 %wl_p3, %wl_left, {_OWN}, %wl_p0;",
+            f"setp.le.and.u32 %wl_p5, %wl_left, {_OWN}, %wl_p0;",
+            f"@%wl_p3 sub.u32 %wl_left, %wl_left, {_OWN + 1};",
             f"@%wl_p5 or.b32 %wl_left, %wl_left, {_NO_SPACE};",
             f"add.u64 %wl_q2, %wl_q0, {_STRIDE};",
             *self._again(),
+            f"and.b32 %wl_left, %wl_left, {0xFFFFFFFF & ~(_OWN & ~_WARPS)};",
+            *self._with_sm(),
             "selp.b64 %wl_q2, %wl_ad, %wl_q2, %wl_p1;",
             "or.pred %wl_p3, %wl_p3, %wl_p1;",
             *self._header("%wl_p3", "%wl_q2", "%wl_now"),
+            *self._open_chunk("%wl_p3", back),
+        ]
+
+    def _in_slab(self, number: int, back: str) -> list[str]:
+        """The usual case, for a whole warp: the slab has a chunk behind this one, which reaches far enough."""
+        return [
+            f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
+            f"setp.le.and.u32 %wl_p3, %wl_left, {_OWN}, %wl_p0;",
+            "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_p0;",
+            "or.pred %wl_p3, %wl_p3, %wl_p1;",
+            "vote.sync.any.pred %wl_p3, %wl_p3, 0xffffffff;",
+            f"@%wl_p3 bra.uni $wl_slab_{number};",
+            "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
+            f"add.u64 %wl_q2, %wl_q0, {_STRIDE};",
+            f"@%wl_p0 sub.u32 %wl_left, %wl_left, {_OWN + 1};",
+            *self._header("%wl_p0", "%wl_q2", "%wl_now"),
+            *self._open_chunk("%wl_p0", back),
+            f"$wl_slab_{number}:",
+        ]
+
+    def _open_chunk(self, predicate: str, back: str) -> list[str]:
+        """Goes on in the chunk at %wl_q2, or without space where not `predicate`."""
+        return [
             "mov.b64 {%wl_lo, %wl_hi}, %wl_q2;",
-            "selp.b32 %wl_lo, %wl_lo, 0, %wl_p3;",
-            "selp.b32 %wl_hi, %wl_hi, 0, %wl_p3;",
+            f"selp.b32 %wl_lo, %wl_lo, 0, {predicate};",
+            f"selp.b32 %wl_hi, %wl_hi, 0, {predicate};",
             f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
             "mov.u32 %wl_ep, %wl_e;",
-            f"bra.uni {back or f'$wl_back_{number}'};",
+            f"bra.uni {back};",
         ]
 
     def _behind_turn(self, records: int) -> list[str]:
@@ -357,10 +415,13 @@ class Recorder:
         ]
 
     def _again(self) -> list[str]:
-        """Another slab, where %wl_p5."""
+        """Another slab, where %wl_p5: the more a warp has written, the more it will, and asking is waited for."""
         return [
             f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
             f"@%wl_p5 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
+            f"shr.u32 %wl_r2, %wl_seq, {_GROWTH_SHIFT};",
+            f"min.u32 %wl_r2, %wl_r2, {_MOST_GROWN};",
+            "max.u32 %wl_slab, %wl_slab, %wl_r2;",
             *self._slab(),
             *self._cursor(),
             "@%wl_p5 atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
@@ -403,7 +464,8 @@ class Recorder:
         return [
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_end, %globaltimer;",
-            *self.store("%wl_now", END_CODE, records),
+            *self.record("%wl_now", END_CODE, self.register_of(records)),
+            *self.group(records, is_last=True),
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
             f"setp.ge.u32 %wl_p2, %wl_lo, {_LOST};",
@@ -419,6 +481,7 @@ class Recorder:
             f"setp.lt.and.u32 %wl_p5, %wl_d, {1 << self.code_bits}, %wl_p5;",
             "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_w;",
             "shr.u32 %wl_left, %wl_r3, 5;",
+            *self._with_sm(),
             f"selp.b32 %wl_r7, {header_word(far[1], records)}, {header_word(far[0], records)}, %wl_p5;",
             f"selp.b32 %wl_r8, {header_word(with_record)}, {header_word(plain)}, %wl_p5;",
             "selp.b32 %wl_r7, %wl_r7, %wl_r8, %wl_p1;",
@@ -457,22 +520,24 @@ class Recorder:
 
     def _header(self, predicate: str, chunk: str, clock: str) -> list[str]:
         return [
-            *block("%wl_r10"),
             *self._meta("%wl_r11", int(ChunkFlag.STREAM)),
-            "mov.u64 %wl_q3, %gridid;",
-            "cvt.u32.u64 %wl_r12, %wl_q3;",
-            f"@{predicate} st.global.cs.v4.u32 [{chunk}], {{%wl_r10, %wl_r11, %wl_r12, %wl_seq}};",
+            f"@{predicate} st.global.cs.v4.u32 [{chunk}], {{%wl_block, %wl_r11, %wl_grid, %wl_seq}};",
             f"@{predicate} st.global.cs.u64 [{chunk}+{4 * layout.WORD_BASE_LOW}], {clock};",
         ]
 
     def _meta(self, register: str, flags: int, more: str = "") -> list[str]:
-        """Word 1 of a header; `more`: a register that holds all of it but warp and SM."""
+        """Word 1 of a header. `more`: a register that holds all of it but warp and SM."""
         return [
-            f"and.b32 %wl_r13, %wl_left, {_WARPS};",
+            f"and.b32 %wl_r13, %wl_left, {_OWN};",
+            f"or.b32 {register}, %wl_r13, {more or header_word(flags)};",
+        ]
+
+    def _with_sm(self) -> list[str]:
+        """Puts the SM beside the warp's number in %wl_left."""
+        return [
             "mov.u32 %wl_r14, %smid;",
             f"shl.b32 %wl_r14, %wl_r14, {layout.META_SM_SHIFT};",
-            "or.b32 %wl_r13, %wl_r13, %wl_r14;",
-            f"or.b32 {register}, %wl_r13, {more or header_word(flags)};",
+            "or.b32 %wl_left, %wl_left, %wl_r14;",
         ]
 
     def _cursor(self) -> list[str]:
@@ -484,8 +549,7 @@ class Recorder:
         ]
         return [
             f"and.b32 %wl_r13, %wl_left, {_WARPS};",
-            *block("%wl_r14"),
-            "mad.lo.u32 %wl_r13, %wl_r14, 33, %wl_r13;",
+            "mad.lo.u32 %wl_r13, %wl_block, 33, %wl_r13;",
             *([] if self.straight is not None else spread),
             f"shl.b32 %wl_r13, %wl_r13, {layout.CURSOR_STRIDE.bit_length() - 1};",
             f"and.b32 %wl_r13, %wl_r13, {_CURSORS};",

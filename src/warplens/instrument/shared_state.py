@@ -15,9 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from warplens import layout
-from warplens.instrument.places import thread
-from warplens.instrument.recorder import Recorder
+from warplens.instrument.places import block, thread
+from warplens.instrument.recorder import _OWN, Recorder
 
 SHARED_STATE: Final = "warplens_state"
 SHARED_STATE_BYTES: Final = 1024
@@ -71,21 +70,31 @@ class SharedRecorder(Recorder):
             "st.volatile.shared.u32 [%wl_at], %wl_lo;",
         ]
 
-    def next(self, number: int, back: str = "", records: int = 0) -> list[str]:
+    def register_of(self, at: int) -> int:
+        """One: no record of a straight kernel waits for another."""
+        del at
+        return 0
+
+    def group(self, at: int, *, is_last: bool = False) -> list[str]:
+        """A straight kernel's record, stored at once."""
+        del is_last
+        return self.put(0, at)
+
+    def next(self, number: int, together: bool, back: str = "", records: int = 0) -> list[str]:
         """As Recorder's, with a clock of its own: the record is made of it too."""
         if self.straight is not None:
             return []
-        label, *rest = super().next(number, back, records)
+        label, *rest = super().next(number, together, back, records)
         clock = ["mov.u64 %wl_now, %clock64;", *self._epoch("%wl_now", "%wl_e")]
-        state = [
-            *_place(),
-            _load("%wl_ep"),
-            "sub.u32 %wl_d, %wl_e, %wl_ep;",
-            _load("%wl_seq"),
-            _load("%wl_gt"),
-            *_left(),
-        ]
-        return [label, *clock, *self._slot(), *state, *rest[:-1], *map(_keep, _WORDS), rest[-1]]
+        epoch = [_load("%wl_ep"), "sub.u32 %wl_d, %wl_e, %wl_ep;"]
+        of_block = [*block("%wl_block"), "mov.u64 %wl_q3, %gridid;", "cvt.u32.u64 %wl_grid, %wl_q3;"]
+        state = [*_place(), *epoch, _load("%wl_seq"), _load("%wl_gt"), *_left()]
+        return [label, *clock, *of_block, *self._slot(), *state, *rest]
+
+    def _open_chunk(self, predicate: str, back: str) -> list[str]:
+        """And keeps all of it."""
+        *opened, goes_on = super()._open_chunk(predicate, back)
+        return [*opened, *map(_keep, _WORDS), goes_on]
 
     def end(self, number: int, together: bool) -> list[str]:
         """Loads what the question needs, and behind it the rest."""
@@ -127,9 +136,9 @@ def _place() -> list[str]:
 
 
 def _left() -> list[str]:
-    """The warp's number in lanes that write nothing."""
+    """The warp's number and SM alone in lanes that write nothing."""
     return [
         _load("%wl_left"),
-        f"and.b32 %wl_r15, %wl_left, {(1 << layout.META_WARP_BITS) - 1};",
+        f"and.b32 %wl_r15, %wl_left, {_OWN};",
         "selp.b32 %wl_left, %wl_left, %wl_r15, %wl_lane;",
     ]

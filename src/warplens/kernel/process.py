@@ -1,4 +1,4 @@
-"""Kernels that Python packages launch (Triton, CuPy), in a process below `warplens record`.
+"""Kernels that Python packages launch (Triton, CuPy, Numba), in a process below `warplens record`.
 
 In: the variable WARPLENS_RECORD. Out: a `.wlens` file in the run's folder, and a note of what ran. Is called by
 sitecustomize when the program has imported such a package: it must not let that import fail, nor import Polars.
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from warplens.capture.doors import DOORS
-from warplens.capture.ends import at_end
+from warplens.capture.ends import at_end, wait_at_end
+from warplens.capture.halt import Saver
 from warplens.capture.python import PythonCapture, PythonOptions
 from warplens.capture.recording import Recording
 from warplens.capture.request import VARIABLE, Asked, from_text
@@ -36,8 +37,9 @@ class _Process:
         self.pid = os.getpid()
         self.packages: list[str] = []
         self.capture = PythonCapture(
-            PythonOptions.of(asked), quiet=True, seen=self._seen, forked=_in_child, done=self._write
+            PythonOptions.of(asked), quiet=True, seen=self._seen, forked=_in_child, done=self._write, outlives=True
         )
+        self._saver = Saver(self._folder, f"{self.pid}-python", self._save)
 
     def join(self, package: str) -> None:
         """Record kernels of this package, too."""
@@ -48,21 +50,40 @@ class _Process:
     def _seen(self) -> None:
         """Behind the first launch of a kernel: an end that comes without warning is not to be silent."""
         if self.capture.is_due and not self._written:
+            self._saver.start()
             why = "it ended before its records were read, as by a kill or os._exit; they are read at its end, or behind"
             self._leave({"left_out": [f"{self._what}: {why} --launch-count launches"]})
 
     def _write(self, recording: Recording) -> None:
         try:
-            path = self._folder / f"{self.pid}-{_NUMBER}.wlens"
-            write_file(path, recording.manifest, records=recording.records, sources=recording.sources)
+            self._put(recording)
             self._written = True
-            self._place.unlink(missing_ok=True)
+            self._saver.close()
         except (FileError, OSError) as error:
             self._failed = str(error)
+
+    def _put(self, recording: Recording, *, pack: bool = True) -> None:
+        path = self._folder / f"{self.pid}-{_NUMBER}.wlens"
+        write_file(path, recording.manifest, records=recording.records, sources=recording.sources, pack=pack)
+        self._place.unlink(missing_ok=True)
+
+    def _save(self, why: str) -> tuple[bool, str]:
+        """What there is now, in the file that is written again should the process come to its end."""
+        recording = None if self._written else self.capture.unfinished(why)
+        if recording is None:
+            return False, ""
+        self._put(recording, pack=False)  # the program is about to be stopped
+        return recording.manifest["stopped"] is not None, ""
 
     def finish(self) -> None:
         """At the process's end."""
         try:
+            why = wait_at_end(lambda: self.capture.is_idle(0.05), f"launches of {self.capture.packages}'s kernels")
+            if why is not None:
+                self._save(why)
+                self._saver.close()
+                return
+            self._saver.close()
             self.capture.stop()
             recording = self.capture.recording()
             if recording is not None and not self._written:

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from warplens.capture.arena import Drained
 from warplens.capture.doors import DOORS
-from warplens.capture.ends import at_end
+from warplens.capture.ends import at_end, wait_at_end
 from warplens.capture.imports import when_imported
 from warplens.capture.launches import LaunchRecorder, asked_in_process, program
 from warplens.capture.notes import recorded_files
@@ -48,6 +48,12 @@ class _Parts:
         except FileError as error:
             self.failed = str(error)
             tell(f"this process ({os.getpid()}) is not recorded further: {error}")
+
+    def add_stopped(
+        self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained
+    ) -> None:
+        if self.failed is None:
+            self.part.add_stopped(manifest, launch, kernel, drained.chunks)
 
 
 _OF_THE_COMMAND: Final = ("timeout_s", "signal", "nvtx_include", "host", "command", "budget", "counts")
@@ -82,7 +88,10 @@ def _asked_by_variable() -> LaunchRecorder | None:
 
 def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> None:
     try:
-        whole = keep.part.finish(recorder.finish(_LONGEST_WAIT_S))
+        why = wait_at_end(recorder.is_read, "the last launch of warplens.Kernel")
+        if why is not None:
+            recorder.save_unfinished(why)
+        whole = keep.part.finish(recorder.finish(0.0))
         if whole is not None and whole.parent != Path(asked.folder):
             tell(f"{asked.folder} is gone: the recording of this process ({recorder.pid}) is kept as {whole}")
             return
@@ -92,8 +101,6 @@ def _finish_process(asked: Asked, recorder: LaunchRecorder, keep: _Parts) -> Non
         tell(f"the recording of this process ({recorder.pid}) is cut off: {error}")
 
 
-_LONGEST_WAIT_S = 2.0
-"""At the end of a process, for its last launch: a kernel that hangs must not hold it up."""
 _NOTE_NUMBER = 9999
 """Beside the notes of host.hpp in the same process, which count from 0."""
 _BLOCKS_NUMBER = 9997
@@ -116,8 +123,8 @@ def _tell_outer(files: list[Path]) -> None:
 
 
 class record:  # noqa: N801  (used as a function is)
-    """Records launches of `warplens.Kernel`, and of kernels of Triton and CuPy, that the program makes in a `with`
-    block, into the file `path`.
+    """Records launches of `warplens.Kernel`, and of kernels of Triton, CuPy and Numba, that the program makes in a
+    `with` block, into the file `path`.
 
     >>> with warplens.record("run.wlens", kernels="rmsnorm", launch_count=3) as rec:       # doctest: +SKIP
     ...     for _ in range(100):
@@ -131,9 +138,9 @@ class record:  # noqa: N801  (used as a function is)
     ones alternate over the program's own. `trace` is None where nothing was recorded, and `ran` says which kernels ran:
     launches and recorded ones by name. Launches of code that nvcc built are recorded by `warplens record` alone.
 
-    Kernels of Triton and CuPy get marks at their waits, and are recorded into a file beside `path` (`run-python.wlens`)
-    where there are launches of `warplens.Kernel` too; `files` names what was written, and `notes` what is not recorded
-    of them.
+    Kernels of Triton, CuPy and Numba get marks at their waits, and are recorded into a file beside `path`
+    (`run-python.wlens`) where there are launches of `warplens.Kernel` too; `files` names what was written, and `notes`
+    what is not recorded of them.
 
     Raises UsageError (options, or a recording within a recording) and FileError: the place cannot be written. Where
     that comes to light at the end, as of a folder that was removed meanwhile, the message says where the file is kept.
@@ -158,7 +165,7 @@ class record:  # noqa: N801  (used as a function is)
 
     @property
     def notes(self) -> list[str]:
-        """What is not recorded or not marked of Triton's and CuPy's kernels, a line each; that no launch was seen."""
+        """What is not recorded or not marked of kernels of such packages, a line each; that no launch was seen."""
         return [*self._python.notes, *self._unseen]
 
     def __enter__(self) -> Self:
@@ -213,7 +220,7 @@ class record:  # noqa: N801  (used as a function is)
         if self.files:
             self.trace = open_trace(self.path)
         if not self.ran:
-            text = "no launch was seen of a kernel of Triton, CuPy or warplens.Kernel; those of code that nvcc built"
+            text = "no launch was seen of Triton, CuPy, Numba or warplens.Kernel; those of code that nvcc built"
             self._unseen.append(f"{text} are recorded by the command `warplens record`")
 
     def _put(self, whole: Path, path: Path, failed: list[str]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from warplens.decode.stopped import LastPlace, last_places
+from warplens.decode.stopped import LastPlace, doubts, ended_beside, held_back, last_places
 from warplens.render.escape import visible
 from warplens.render.pick import counted
 
@@ -26,16 +26,22 @@ _SITES_IN_SENTENCE: Final = 4
 def last_sites(trace: Trace) -> list[dict[str, Any]]:
     """Where warps last were: `site` (its name), `warps`, and `block` and `warp` of the first. Fewest warps first.
 
-    Warps that ended are one row, the last, whose `site` is None.
+    Warps that ended are one row, the last, whose `site` is None; `block` and `warp` are None where nothing names one.
     """
     groups: dict[str | None, list[LastPlace]] = {}
     for place in last_places(trace.manifest) if trace.manifest.get("stopped") else ():
         groups.setdefault(None if place.ended else visible(place.name, limit=100), []).append(place)
     ordered = sorted(groups.items(), key=lambda item: (item[0] is None, len(item[1])))
-    return [
+    rows: list[dict[str, Any]] = [
         {"site": site, "warps": len(places), "block": places[0].block, "warp": places[0].warp}
         for site, places in ordered
     ]
+    beside = ended_beside(trace.manifest) if trace.manifest.get("stopped") else 0
+    if beside and rows and rows[-1]["site"] is None:
+        rows[-1]["warps"] += beside
+    elif beside:
+        rows.append({"site": None, "warps": beside, "block": None, "warp": None})
+    return rows
 
 
 def stopped_text(trace: Trace) -> str | None:
@@ -45,13 +51,15 @@ def stopped_text(trace: Trace) -> str | None:
         return None
     text = f"the kernel was stopped after {stopped['after_s']:.3g} s: {visible(stopped['why'], limit=400)}"
     rows = last_sites(trace)
+    held = held_back(trace.manifest)
+    more = "".join(f"; {line}" for line in doubts(trace.manifest))
     if not rows:
-        return f"{text}; no warp had come to a mark"
+        return f"{text}; no warp {f'left a record{held}' if held else 'had come to a mark'}{more}"
     parts = [f"{counted(row['warps'], 'warp')} in {row['site']}" for row in rows if row["site"] is not None]
     if len(parts) > _SITES_IN_SENTENCE:
         parts = [*parts[:_SITES_IN_SENTENCE], "…"]
     ended = [f"{counted(row['warps'], 'warp')} had ended" for row in rows if row["site"] is None]
-    return f"{text}; last seen: {', '.join(parts + ended)}"
+    return f"{text}; last seen{held}: {', '.join(parts + ended)}{more}"
 
 
 def last_sites_table(trace: Trace) -> RenderableType | None:
@@ -66,7 +74,11 @@ def last_sites_table(trace: Trace) -> RenderableType | None:
     shown = rows if len(rows) <= SITES_SHOWN else [*rows[: SITES_SHOWN - 1], rows[-1]]
     for row in shown:
         name = Text("(ended)", style="dim") if row["site"] is None else Text(row["site"])
-        out.add_row(name, Text(f"{row['warps']:,}"), Text(f"block {row['block']} warp {row['warp']}"))
+        out.add_row(
+            name,
+            Text(f"{row['warps']:,}"),
+            Text("" if row["block"] is None else f"block {row['block']} warp {row['warp']}"),
+        )
     if len(shown) == len(rows):
         return out
     return Group(out, Text(f"{len(rows) - len(shown)} more rows in --json", style="dim"))

@@ -7,6 +7,7 @@ uses it), must not trust anything in a file, and raises only `FileError`s about 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens import layout
+from warplens.decode.last import with_last
 from warplens.decode.manifest import check
 from warplens.errors import FileError, FormatError, VersionError
 from warplens.trace.part import MAX_SOURCES_BYTES, assemble, choose_sources
@@ -99,12 +101,14 @@ def write_file(
     records: Mapping[str, U32] | None = None,
     tables: Mapping[str, bytes] | None = None,
     sources: Mapping[str, str] | None = None,
+    pack: bool = True,
 ) -> None:
     """Writes a `.wlens` file whole: into a temporary file beside it, which then takes its place.
 
     `records` maps member names ("records/000000.u32") to uint32 of shape (n, 32), `tables` names to Parquet bytes,
-    `sources` paths to texts; sources beyond 1 MB are left out, and the manifest says which. Raises `FileError` when
-    the place cannot be written and `FormatError` when the manifest is not one that `read_file` would accept.
+    `sources` paths to texts; sources beyond 1 MB are left out, and the manifest says which. Without `pack` records are
+    stored as they are, which takes more room and less time. Raises `FileError` when the place cannot be written and
+    `FormatError` when the manifest is not one that `read_file` would accept.
     """
     path = Path(path)
     kept, left_out = choose_sources(sources or {})
@@ -113,7 +117,7 @@ def write_file(
         facts["sources_left_out"] = left_out
     check(facts, str(path))
     with whole_file(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        _write_members(archive, facts, records or {}, tables or {}, kept)
+        _write_members(archive, facts, records or {}, tables or {}, kept, pack)
 
 
 def read_file(path: str | os.PathLike[str]) -> FileContents:
@@ -135,9 +139,12 @@ def read_file(path: str | os.PathLike[str]) -> FileContents:
     records = sorted(name for name in names if _RECORDS.fullmatch(name))
     tables = {match[1]: name for name in names if (match := _TABLE.fullmatch(name))}
     sources = _listed_sources(path, manifest, names)
+    chunks = Members(records, lambda name: _chunks(path, name, read(name, MAX_MEMBER_BYTES)))
+    with contextlib.suppress(FileError):  # of a member that is damaged, which is told when it is read
+        manifest = with_last(manifest, chunks)
     return FileContents(
         manifest=manifest,
-        records=Members(records, lambda name: _chunks(path, name, read(name, MAX_MEMBER_BYTES))),
+        records=chunks,
         tables=Members(sorted(tables), lambda name: read(tables[name], MAX_MEMBER_BYTES)),
         sources=Members(sorted(sources), lambda p: read(sources[p], MAX_SOURCES_BYTES).decode("utf-8", "replace")),
     )
@@ -149,12 +156,14 @@ def _write_members(
     records: Mapping[str, U32],
     tables: Mapping[str, bytes],
     sources: Mapping[str, str],
+    pack: bool,
 ) -> None:
     archive.writestr(_entry(_MANIFEST), json.dumps(facts, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
     for name, chunks in records.items():
         if not _RECORDS.fullmatch(name) or chunks.ndim != 2 or chunks.shape[1] != layout.CHUNK_WORDS:
             raise ValueError(f"not a records member: {name!r} of shape {chunks.shape}")
-        archive.writestr(_entry(name), np.ascontiguousarray(chunks, "<u4").data.cast("B"), compresslevel=6)
+        entry = _entry(name, zipfile.ZIP_DEFLATED if pack else zipfile.ZIP_STORED)
+        archive.writestr(entry, np.ascontiguousarray(chunks, "<u4").data.cast("B"), compresslevel=6)
     for name, data in tables.items():
         member = f"tables/{name}.parquet"
         if not _TABLE.fullmatch(member):

@@ -51,7 +51,11 @@ def assemble(manifest: dict[str, Any], names: Collection[str], read: Callable[[s
     known = [index for index, kernel in enumerate(kernels) if kernel is not None]
     renumbered = {index: new for new, index in enumerate(known)}
     launches = [{**entry, "kernel": renumbered[entry["kernel"]]} for entry in launches]
-    return {**manifest, "kernels": [kernels[index] for index in known], "launches": launches, "complete": False}
+    out = {**manifest, "kernels": [kernels[index] for index in known], "launches": launches, "complete": False}
+    stopped = manifest.get("stopped")
+    if stopped is not None and stopped.get("launch", len(launches) - 1) != len(launches) - 1:
+        out["stopped"] = None  # the launch that did not end was cut off while it was saved
+    return out
 
 
 def choose_sources(sources: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -81,6 +85,8 @@ class PartWriter:
         self._pid = os.getpid()
         self._adding = threading.Lock()
         self._launches: list[dict[str, Any]] = []
+        self._tail = False  # behind the last member lies a launch that has not ended
+        self._cut = False  # ... or lay: what is left of it goes at the end
         try:
             self._file = _Own(self._path)
         except OSError as error:
@@ -98,6 +104,7 @@ class PartWriter:
     ) -> None:
         """One launch, with its records of shape (n, 32). Any thread may add one."""
         with self._adding:
+            self._tail = False
             number = len(self._launches)
             entry = {**launch, "records": f"records/{number:06d}.u32"}
             if number == 0:
@@ -106,15 +113,51 @@ class PartWriter:
             self._write(f"launches/{number:06d}.json", json.dumps({"launch": entry, "kernel": kernel}).encode())
             self._launches.append(entry)
 
+    def add_stopped(
+        self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], chunks: npt.NDArray[np.uint32]
+    ) -> None:
+        """A launch that has not ended, with what it wrote so far, until the next member takes its place.
+
+        `manifest`: with `stopped`, and the texts of `sources` by path.
+        """
+        with self._adding:
+            archive = self._zip
+            if archive is None:
+                raise FileError(f"cannot write {self._path}: it was given up")
+            end, known = archive.start_dir, len(archive.filelist)
+            names = dict(archive.NameToInfo)
+            number = len(self._launches)
+            entry = {**launch, "records": f"records/{number:06d}.u32"}
+            sources, left_out = choose_sources(manifest.get("sources") or {})
+            facts = {**manifest, "complete": False, "sources": []}
+            facts["stopped"] = {**manifest["stopped"], "launch": number}
+            if left_out:
+                facts["sources_left_out"] = left_out
+            for path, text in sources.items():
+                facts["sources"].append({"path": path, "member": f"source/{len(facts['sources'])}.txt"})
+                self._write(facts["sources"][-1]["member"], text.encode("utf-8", "replace"))
+            archive.NameToInfo.pop("manifest.json", None)  # the newest counts
+            self._write("manifest.json", json.dumps(facts).encode())
+            self._write(entry["records"], np.ascontiguousarray(chunks, "<u4").tobytes())
+            self._write(f"launches/{number:06d}.json", json.dumps({"launch": entry, "kernel": kernel}).encode())
+            archive.start_dir = end
+            del archive.filelist[known:]
+            archive.NameToInfo = names
+            self._tail = self._cut = True
+
     def finish(self, manifest: dict[str, Any]) -> Path | None:
         """Give the file its manifest, whose `sources` are texts by path, and its name; None where nothing was added.
 
-        Where the disk was full before, or is now (FileError), the part stays, with the launches that are whole. Where
+        Where the disk was full before, or is now (FileError), the part stays, with the launches that are whole; so it
+        does where a launch has not ended (`add_stopped`). Where
         the folder is gone, the file is in one of its own below the system's folder for temporary files.
         """
         archive, self._zip = self._zip, None
         if os.getpid() != self._pid:
             return None
+        if self._tail:
+            self._file.close()
+            return self.left
         if not self._launches:
             if archive is not None:
                 self._file.give_up(0)
@@ -125,6 +168,8 @@ class PartWriter:
         end = archive.start_dir
         try:
             archive.fp = self._file.now()
+            if self._cut:
+                self._file.cut(end)
             kept = [own for own in archive.filelist if own.filename.startswith("records/")]
             archive.filelist[:] = kept
             archive.NameToInfo = {own.filename: own for own in kept}
@@ -162,7 +207,9 @@ class PartWriter:
     @property
     def left(self) -> Path | None:
         """The part, which opens as a file does; None where it is none any more, or holds no launch."""
-        return self._path if self._launches and os.getpid() == self._pid and self._path.exists() else None
+        return (
+            self._path if (self._launches or self._tail) and os.getpid() == self._pid and self._path.exists() else None
+        )
 
     def let_go(self) -> None:
         """In a child of fork: the file is its parent's, and so is the place in it, which both share."""
@@ -215,6 +262,11 @@ class _Own:
             self.now()
             os.truncate(self._descriptor, size_bytes)
         self.close()
+
+    def cut(self, size_bytes: int) -> None:
+        """Ends the file, which is open, at `size_bytes`."""
+        self.stream.flush()
+        os.truncate(self._descriptor, size_bytes)
 
     def close(self) -> None:
         """Writes nothing that is waiting to be written: in a child of fork that is its parent's."""

@@ -33,18 +33,6 @@ def ptx_of(source: str, file: str) -> str:
     return head + "".join(out) + f'\n.file 1 "/where/it/ran/{file}"\n'
 
 
-def assemble(text: str, wish: Any = None) -> tuple[bytes, str]:
-    """Takes the place of warplens' own: machine code is PTX, and nothing spills."""
-    del wish
-    names = re.findall(r"\.entry (\w+)", text)
-    log = "".join(
-        f"ptxas info : Compiling entry function '{name}' for 'sm_90'\n"
-        "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info : Used 32 registers\n"
-        for name in names
-    )
-    return text.encode(), log
-
-
 class Module:
     """As cupy.cuda.function's."""
 

@@ -27,6 +27,7 @@ class FakeMemory:
         self.address = 0x7000_0000_0000 + 0x1_0000_0000 * (len(self.allocated) + 1) + 512
         self.bytes = np.full(size_bytes, 0xA5, np.uint8)
         self.words = self.bytes[: size_bytes // 4 * 4].view(np.uint32)
+        self.host = self.address
         self.allocated.append(self)
 
     @classmethod

@@ -17,9 +17,9 @@ import pytest
 import warplens
 from tests.unit.capture import cupy_stand_in as stand_in
 from tests.unit.capture.cupy_stand_in import STREAM, CompileError, Fake, RawKernel, RawModule
-from tests.unit.capture.gpu_stand_in import DESCRIPTOR, GRAPH_STREAM, Gpu, install, trace_of
+from tests.unit.capture.gpu_stand_in import DESCRIPTOR, GRAPH_STREAM, Gpu, assemble, install, trace_of
 from warplens import layout
-from warplens.capture import cupy_builds
+from warplens.capture import cupy_builds, python_builds
 from warplens.capture.cupy import CupyDoor
 from warplens.capture.python import PythonCapture, PythonOptions
 from warplens.errors import KernelWarning, PtxError
@@ -41,7 +41,7 @@ def _only_own_objects() -> Iterator[None]:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    monkeypatch.setattr(cupy_builds, "assemble", stand_in.assemble)
+    monkeypatch.setattr(python_builds, "assemble", assemble)
     monkeypatch.setattr(cupy_builds, "_files", {})
     gc.collect()  # kernels of other tests
     return Fake().install(monkeypatch)
@@ -293,7 +293,7 @@ def test_code_that_no_assembler_takes_runs_clean(gpu: Gpu, fake: Fake, monkeypat
     def refuse(*_: Any) -> Any:
         raise PtxError("nothing here turns PTX into machine code for sm_90: ptxas: not found")
 
-    monkeypatch.setattr(cupy_builds, "assemble", refuse)
+    monkeypatch.setattr(python_builds, "assemble", refuse)
     kernel = RawKernel(STRAIGHT, "straight")
     capture = record(lambda: [launched(kernel), launched(kernel)])
     assert capture.notes == [

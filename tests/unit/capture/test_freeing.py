@@ -16,7 +16,7 @@ def make(kind, **values):
     vars(out).update(values)
     return out
 def some():
-    return [make(library.Library, _handle=1), make(driver.DeviceMemory, address=2), make(driver.HostMemory, _host=3)]
+    return [make(library.Library, _handle=1), make(driver.DeviceMemory, address=2), make(driver.HostMemory, host=3)]
 some()
 builtins.kept = some()
 """

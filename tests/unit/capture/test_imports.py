@@ -88,3 +88,38 @@ def test_a_loader_that_takes_no_attributes_loads_as_ever(awaited: list[str]) -> 
     sys.meta_path.insert(2, Finder())
     assert importlib.import_module("wl_awaited").value == 3
     assert awaited == ["first", "second"]
+
+
+def test_a_module_of_a_package_is_waited_for_where_another_finder_asks_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("theirs/wl_package", "moved/wl_package"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "__init__.py").write_text("")
+        (tmp_path / place / "part.py").write_text(f"place = {place!r}\nloader = __loader__\n")
+    monkeypatch.syspath_prepend(tmp_path / "theirs")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+
+    class Redirector:
+        """As numba-cuda has one, which looks for numba.cuda elsewhere."""
+
+        def find_spec(self, name: str, path: list[str] | None, target: object = None) -> ModuleSpec | None:
+            if name != "wl_package.part" or path is None or "moved" in path[0]:
+                return None
+            own = [place.replace("theirs", "moved") for place in path]
+            specs = (finder.find_spec(name, own, target) for finder in sys.meta_path)  # type: ignore[arg-type]
+            return next((spec for spec in specs if spec is not None), None)
+
+    sys.meta_path.insert(0, Redirector())  # type: ignore[arg-type]
+    seen: list[str] = []
+    for what in ("first", "second"):
+        when_imported("wl_package.part", lambda what=what: seen.append(what))  # type: ignore[misc]
+    importlib.import_module("wl_package")
+    assert seen == []
+    module = importlib.import_module("wl_package.part")
+    assert module.place == "moved/wl_package"
+    assert type(module.loader) is type(module.__loader__) is SourceFileLoader
+    assert sorted(seen) == ["first", "second"]
+    assert not [finder for finder in sys.meta_path if type(finder).__name__ == "_Watch"]
+    for name in ("wl_package.part", "wl_package"):
+        sys.modules.pop(name)

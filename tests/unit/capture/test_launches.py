@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +13,10 @@ import pytest
 
 from warplens.capture import driver, launches
 from warplens.capture.arena import Drained
+from warplens.capture.halt import Halt
 from warplens.capture.launches import LaunchRecorder, asked_in_process
 from warplens.capture.options import RecordOptions
-from warplens.capture.request import Request
+from warplens.capture.request import Asked, Request
 from warplens.errors import DeviceError
 
 SHAPE = ((1, 1, 1), (32, 1, 1))
@@ -166,6 +169,39 @@ def test_a_launch_that_hangs_does_not_hold_up_the_programs_end(monkeypatch: pyte
     own.launch(kernel_of("k"), SHAPE, RecordOptions(), GIVEN)
     try:
         assert own.finish(0.1)["kernels"][0]["name"] == "k"
-        assert own.left_out == {"launch that had not ended 0.1 s after the program": 1}
+        assert own.left_out == {"launch that had not ended when the program had": 1}
     finally:
         forever.set()
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_the_launch_that_hangs_is_handed_on_as_far_as_it_got(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Once the reader waits for it; what is asked behind its end finds nothing."""
+    ended = threading.Event()
+    chunks = np.ones((2, 32), np.uint32)
+    given: list[tuple[dict[str, Any], dict[str, Any], Drained]] = []
+    monkeypatch.setattr(launches, "_wait_for", lambda _: ended.wait(20))
+    monkeypatch.setattr(launches, "Pinned", lambda: "pinned")
+    monkeypatch.setattr(Arena, "mapped", False, raising=False)
+    monkeypatch.setattr(Arena, "peek", lambda _, pinned: Drained(chunks, 5, len(pinned)), raising=False)
+    keep: Any = SimpleNamespace(
+        add=lambda *_: None,
+        add_stopped=lambda manifest, launch, _, drained: given.append((manifest, launch, drained)),
+    )
+    own = LaunchRecorder(Asked(Request(rounds=0), str(tmp_path)), keep)
+    assert own.save_unfinished("nothing yet") == (False, "")
+    own.launch(kernel_of("k"), SHAPE, RecordOptions(), GIVEN)
+    assert (tmp_path / f"{os.getpid()}-kernel.watch").exists()
+    answers = Halt(tmp_path).ask("the time-out")
+    assert answers is not None
+    assert answers.saved
+    ((manifest, launch_entry, drained),) = given
+    assert manifest["stopped"]["why"] == "the time-out"
+    assert manifest["stopped"]["from"] == "records"
+    assert manifest["sources"] == {"k.cu": ""}
+    assert (launch_entry["kernel"], launch_entry["lost_events"], len(drained.chunks)) == (0, 5, 2)
+    ended.set()
+    own.finish()
+    assert own.save_unfinished("too late") == (False, "")
+    assert len(given) == 1
+    assert not (tmp_path / f"{os.getpid()}-kernel.watch").exists()

@@ -12,16 +12,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import warplens
 from tests.unit.capture.gpu_stand_in import BAD, DESCRIPTOR, GRAPH_STREAM, Gpu, install, site_sets, trace_of
+from tests.unit.capture.test_arena import FakeMemory
 from tests.unit.capture.triton_stand_in import CompiledKernel, Fake
 from tests.unit.instrument.test_recorder import LOOP, STRAIGHT
+from warplens import layout
 from warplens.capture import python, python_manifest, python_memory, triton_builds
 from warplens.capture import triton as capture_triton
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
+from warplens.decode.last import with_last
+from warplens.decode.manifest import check
+from warplens.decode.stopped import where_lines
+from warplens.layout import ChunkFlag
 
 
 @pytest.fixture
@@ -219,3 +226,84 @@ def test_threads_that_launch_their_first_kernels_at_once_share_one_memory(
     assert len(made) == 1
     assert len(capture._kernels) == 2
     assert capture.ran == {"one": (1, 1), "two": (2, 2)}
+
+
+def unwrite_last(of: Any, block: int) -> int:
+    """Takes the last record of a block's first warp out of memory, as if the warp had not come so far; the record."""
+    chunks = FakeMemory.at(of.chunks_address, of.chunks * layout.CHUNK_BYTES).view(np.uint32).reshape(-1, 32)
+    warp = chunks[:, layout.WORD_META] & ((1 << layout.META_WARP_BITS) - 1)
+    grid = int(chunks[:, layout.WORD_GRID].max())
+    own = np.flatnonzero(
+        (chunks[:, layout.WORD_META] != 0)
+        & (chunks[:, layout.WORD_GRID] == grid)
+        & (chunks[:, layout.WORD_BLOCK] == block)
+        & (warp == 0)
+    )
+    row = int(own[np.argmax(chunks[own, layout.WORD_SEQUENCE])])
+    chunks[row, layout.BLOCK_RECORD_WORD :] = 0
+    chunks[row, layout.WORD_META] &= ~np.uint32(int(ChunkFlag.BLOCK_RECORD) << layout.META_FLAGS_SHIFT)
+    at = layout.HEADER_WORDS + int(np.flatnonzero(chunks[row, layout.HEADER_WORDS :])[-1])
+    record = int(chunks[row, at])
+    chunks[row, at] = 0
+    return record
+
+
+def begun() -> tuple[TritonCapture, CompiledKernel]:
+    """A capture that goes on, and a kernel."""
+    capture = TritonCapture(PythonOptions(capacity_bytes=8 << 20), quiet=True, outlives=True)
+    capture.start()
+    return capture, kernel_of(STRAIGHT, "straight", 64)
+
+
+def test_the_launch_that_hangs_is_the_last_one_and_those_behind_it_have_not_begun(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture, kernel = begun()
+    for _ in range(3):
+        launch(gpu, kernel, 3)
+    for _ in range(2):  # made, and the GPU has not come to them
+        kernel.launch_metadata((3,), 7)
+    memory = capture._gpu
+    assert memory is not None
+    unwrite_last(memory.arena, 1)
+    monkeypatch.setattr(python_memory.Memory, "is_idle", lambda *_: False)
+    found = capture.unfinished("the time-out")
+    assert found is not None
+    assert [own["grid_id"] for own in found.manifest["launches"]] == [1, 2, 3]
+    stopped = found.manifest["stopped"]
+    assert (stopped["why"], stopped["from"], found.manifest["complete"]) == ("the time-out", "records", False)
+    assert found.manifest["kernels"][0]["audit"]["not_audited"] == "the program was being stopped"
+    manifest = with_last(check(found.manifest), found.records)
+    assert [row[:2] for row in manifest["stopped"]["last"]] == [[1, 0]]
+    assert manifest["stopped"]["ended"] == 3 * 2 - 1
+    lines = where_lines(manifest, found.records)
+    assert lines[0] == "Where each warp last was:"
+    assert lines[1].startswith("  block 1 warp 0: ")
+    assert capture.unfinished("again") is not None  # it goes on
+    capture.stop()
+
+
+def test_a_gpu_that_has_ended_its_work_leaves_complete_launches_alone(gpu: Gpu) -> None:
+    capture, kernel = begun()
+    assert capture.unfinished("nothing yet") is None
+    for _ in range(2):
+        launch(gpu, kernel, 3)
+    found = capture.unfinished("the time-out")
+    assert found is not None
+    assert (found.manifest["stopped"], found.manifest["complete"]) == (None, False)
+    assert len(found.manifest["launches"]) == 2
+    capture.stop()
+    assert len(trace_of(capture).manifest["launches"]) == 2
+
+
+def test_a_launch_that_came_to_no_mark_is_the_one_that_hangs(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture, kernel = begun()
+    launch(gpu, kernel, 3)
+    kernel.launch_metadata((3,), 7)
+    monkeypatch.setattr(python_memory.Memory, "is_idle", lambda *_: False)
+    found = capture.unfinished("the time-out")
+    assert found is not None
+    assert [own["records"] is None for own in found.manifest["launches"]] == [False, True]
+    manifest = with_last(check(found.manifest), found.records)
+    assert where_lines(manifest, found.records)[0] == "No warp had come to a mark."
+    capture.stop()

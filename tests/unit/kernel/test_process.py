@@ -130,14 +130,23 @@ cuda = SimpleNamespace(runtime=SimpleNamespace(is_hip=False))
 for name in ("_core", "_core.raw", "_core.core", "cuda", "cuda.compiler"):
     sys.modules["cupy." + name] = ModuleType("cupy." + name)
 """
+NUMBA = """
+from types import SimpleNamespace
+config = SimpleNamespace(ENABLE_CUDASIM=1)
+"""
 
 
 def test_each_package_is_waited_for_and_what_cannot_be_recorded_of_it_is_one_line(tmp_path: Path) -> None:
     other = tmp_path / "lib" / "cupy"
     other.mkdir(parents=True)
     (other / "__init__.py").write_text(CUPY, encoding="utf-8")
-    done = recorded(tmp_path, f"import cupy\n{PROGRAM}")
+    (tmp_path / "lib" / "numba" / "cuda").mkdir(parents=True)
+    (tmp_path / "lib" / "numba" / "__init__.py").write_text("", encoding="utf-8")
+    (tmp_path / "lib" / "numba" / "cuda" / "__init__.py").write_text(NUMBA, encoding="utf-8")
+    done = recorded(tmp_path, f"import cupy, numba\nfrom numba import cuda\n{PROGRAM}")
     assert done.returncode == 3
+    why = "Numba simulates its kernels on the CPU (NUMBA_ENABLE_CUDASIM): none of them is recorded"
+    assert done.stderr.count(f"not recorded: {why}") == 1, done.stderr
     why = "CuPy 8.0 has no cupy._core.raw._get_raw_module, as CuPy 14 has: none of its kernels is recorded"
     assert done.stderr.count(f"not recorded: {why}") == 1, done.stderr
     assert "1  k  (has no marks that ran)" in done.stderr

@@ -66,6 +66,60 @@ def test_a_finished_file_is_a_zip_with_each_name_once(tmp_path: Path) -> None:
     assert warplens.open(path).launches.height == 3
 
 
+def add_stopped(writer: PartWriter, begun: dict[str, Any], part: FakeRecording, why: str = "it hung") -> None:
+    launch = {k: v for k, v in part.manifest["launches"][0].items() if k != "records"}
+    stopped = {"why": why, "after_s": 2.0, "last": [], "from": "records"}
+    manifest = {**begun, "stopped": stopped, "sources": {"k.cu": "// k"}}
+    writer.add_stopped(manifest, launch, part.manifest["kernels"][0], part.records["records/000000.u32"])
+
+
+@pytest.mark.parametrize("launches", [0, 2])
+def test_a_launch_that_has_not_ended_is_the_last_one_and_the_file_stays_a_part(launches: int, tmp_path: Path) -> None:
+    part = fake_recording(blocks=4, warps=2, phases=4)
+    begun = {**part.manifest, "kernels": [], "launches": [], "complete": False}
+    writer = PartWriter(tmp_path, "5")
+    for _ in range(launches):
+        add(writer, begun, part)
+    add_stopped(writer, begun, part, "first")
+    add_stopped(writer, begun, part, "second")  # takes the place of the first
+    assert writer.finish(part.manifest) == tmp_path / "5.wlens.part"
+    trace = warplens.open(tmp_path / "5.wlens.part")
+    assert trace.launches.height == launches + 1
+    assert trace.manifest["stopped"]["why"] == "second"
+    assert trace.manifest["stopped"]["ended"] == 4 * 2
+    assert dict(trace.sources) == {"k.cu": "// k"}
+    found = collect(tmp_path, str(tmp_path / "run.wlens"))
+    assert found.failures == []
+    assert found.files[tmp_path / "run.wlens"]["stopped"]["why"] == "second"
+    assert warplens.open(tmp_path / "run.wlens").launches.height == launches + 1
+
+
+def test_a_launch_that_ended_after_all_takes_the_place_of_what_was_saved_of_it(tmp_path: Path) -> None:
+    writer, manifest = write(tmp_path)
+    begun = {**manifest, "kernels": [], "launches": [], "complete": False}
+    for blocks in (40, 4):  # more than comes in its place, and as much
+        add_stopped(writer, begun, fake_recording(blocks=blocks, warps=2, phases=4))
+        add(writer, begun, fake_recording(blocks=4, warps=2, phases=4))
+        trace = warplens.open(tmp_path / "5.wlens.part")
+        assert trace.manifest["stopped"] is None
+    path = writer.finish(manifest)
+    assert path == tmp_path / "5.wlens"
+    assert zipfile.ZipFile(path).testzip() is None
+    assert warplens.open(path).spans.height == 5 * 4 * 2 * 4
+
+
+def test_a_save_that_was_cut_off_leaves_the_launches_before(tmp_path: Path) -> None:
+    writer, manifest = write(tmp_path)
+    path = tmp_path / "5.wlens.part"
+    whole = path.stat().st_size
+    add_stopped(writer, {**manifest, "kernels": [], "launches": []}, fake_recording(blocks=4, warps=2, phases=4))
+    data = path.read_bytes()
+    for size in range(whole, len(data), 97):
+        path.write_bytes(data[:size])
+        trace = warplens.open(path)
+        assert (trace.launches.height, trace.manifest["stopped"]) == (3, None)
+
+
 def test_a_second_process_of_the_same_number_takes_another_name(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path)

@@ -1,5 +1,5 @@
-"""For Python processes below `warplens record`: leaves a note of what ran, has kernels of Triton and CuPy recorded
-where the program imports these, and gives way to the user's own of its name.
+"""For Python processes below `warplens record`: leaves a note of what ran, has kernels of Triton, CuPy and Numba
+recorded where the program imports these, and gives way to the user's own of its name.
 
 In: the variable WARPLENS_RECORD. Out: PID-python.json in the run's folder, at exit, where a GPU package was loaded.
 Imports nothing that Python has not loaded at its start, so that a start costs a millisecond at most, and at the end
@@ -64,16 +64,16 @@ def _arm() -> None:
 
 
 class _Watch:
-    """A finder that finds nothing, and waits for the program to import Triton or CuPy: then their kernels are recorded.
+    """A finder that finds nothing, and waits for the program to import Triton, CuPy or Numba, to record their kernels.
 
     capture/imports.py has the same, and says why it is so.
     """
 
     def __init__(self) -> None:
-        self._names = ["triton", "cupy"]
+        self._names = ["triton", "cupy", "numba.cuda"]
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name not in self._names or path is not None or self not in sys.meta_path:
+        if name not in self._names or (path is None) is ("." in name) or self not in sys.meta_path:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
         specs = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))

@@ -5,12 +5,14 @@
 #define WARPLENS_DETAIL_HOST_DEVICE_HPP
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "host_driver.hpp"
@@ -24,7 +26,8 @@ namespace host {
 
 constexpr unsigned kSlots = 4;  // launches that can be under way or wait to be copied out
 constexpr std::size_t kPieceBytes = 8u << 20;
-constexpr unsigned kEdges = 9, kGapNs = 4000;  // as capture/calibrate.py
+constexpr auto kLongestLook = std::chrono::seconds(5);  // 256 MiB take less than 0.1 s on a GPU that answers
+constexpr unsigned kEdges = 9, kGapNs = 4000;           // as capture/calibrate.py
 
 inline std::uint64_t round_up(std::uint64_t value, std::uint64_t to) { return (value + to - 1) / to * to; }
 
@@ -85,21 +88,26 @@ class Device {
   bool drain(Slot& slot, Contents& contents, const std::function<bool(std::uint64_t)>& begin,
              const std::function<bool(const void*, std::size_t)>& add) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!copy_out(control_, slot.descriptor->control, layout::kControlBytes)) return false;
-    contents.lost_events = read_control<std::uint64_t>(layout::kControlLostEvents);
-    contents.lost_chunks = read_control<std::uint64_t>(layout::kControlLostChunks);
-    const Taken taken = find_taken(slot);
-    contents.chunks = taken.chunks;
-    const bool passed_on = begin(taken.chunks) && pieces(slot, taken, [&](const void* data, std::size_t size) {
-                             inspect(contents, static_cast<const std::uint32_t*>(data), size / layout::kChunkBytes);
-                             return add(data, size);
-                           });
+    Taken taken;
+    if (!read_taken(slot, contents, taken)) return false;
+    const bool passed_on = pass_on(slot, contents, taken, begin, add);
     return clear(slot, taken) && passed_on;
   }
 
-  // Blocks that have ended in a slot whose launches are counted.
-  std::uint64_t blocks_ended(const Slot& slot) {
+  // As `drain`, while the launch may hang: what it wrote until now stays there, and nothing waits for the GPU longer
+  // than kLongestLook in all.
+  bool look(const Slot& slot, Contents& contents, const std::function<bool(std::uint64_t)>& begin,
+            const std::function<bool(const void*, std::size_t)>& add) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    const Looking looking(*this);
+    Taken taken;
+    return read_taken(slot, contents, taken) && pass_on(slot, contents, taken, begin, add);
+  }
+
+  // Blocks that have ended in a slot whose launches are counted. `looking`: while a kernel may hang.
+  std::uint64_t blocks_ended(const Slot& slot, bool looking = false) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Looking bounded(*this, looking);
     std::uint64_t value = 0;
     if (!copy_out(control_, slot.descriptor->control + layout::kControlBlocksEnded, 8)) return 0;
     std::memcpy(&value, control_, 8);
@@ -129,9 +137,10 @@ class Device {
     return driver_.cuLaunchKernel(function, sms, 1, 1, 32, 1, 1, static_cast<unsigned>(shared), stream, arguments,
                                   nullptr) == kSuccess;
   }
-  // What `calibrate` measured, once its stream has come so far.
-  std::vector<Pair> calibration() {
+  // What `calibrate` measured, once its stream has come so far. `looking`: while a kernel may hang.
+  std::vector<Pair> calibration(bool looking = false) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    const Looking bounded(*this, looking);
     std::vector<Pair> out(static_cast<std::size_t>(attribute(kAttributeSmCount)) * kEdges);
     if (!copy_out(staging_, pairs_, out.size() * sizeof(Pair))) return {};
     std::memcpy(out.data(), staging_, out.size() * sizeof(Pair));
@@ -202,6 +211,18 @@ class Device {
     std::vector<std::uint32_t> of_cursor;  // chunks that it handed out
     std::uint32_t depth = 0, others = 0;
     std::uint64_t chunks = 0;
+  };
+
+  // Copies ask whether they have come, and give up in time: see copy_out.
+  struct Looking {
+    explicit Looking(Device& device, bool on = true) : device_(device) {
+      device_.looking_ = on;
+      device_.until_ = std::chrono::steady_clock::now() + kLongestLook;
+    }
+    ~Looking() { device_.looking_ = false; }
+    Looking(const Looking&) = delete;
+    Looking& operator=(const Looking&) = delete;
+    Device& device_;
   };
 
   bool allocate() {
@@ -294,8 +315,31 @@ class Device {
   }
 
   bool copy_out(void* to, Address from, std::size_t size) {
-    return driver_.cuMemcpyDtoHAsync_v2(to, from, size, stream) == kSuccess &&
-           driver_.cuStreamSynchronize(stream) == kSuccess;
+    if (driver_.cuMemcpyDtoHAsync_v2(to, from, size, stream) != kSuccess) return false;
+    if (!looking_) return driver_.cuStreamSynchronize(stream) == kSuccess;
+    int status = kNotReady;
+    while ((status = driver_.cuStreamQuery(stream)) == kNotReady && std::chrono::steady_clock::now() < until_) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return status == kSuccess;
+  }
+
+  bool read_taken(const Slot& slot, Contents& contents, Taken& taken) {
+    if (!copy_out(control_, slot.descriptor->control, layout::kControlBytes)) return false;
+    contents.lost_events = read_control<std::uint64_t>(layout::kControlLostEvents);
+    contents.lost_chunks = read_control<std::uint64_t>(layout::kControlLostChunks);
+    taken = find_taken(slot);
+    contents.chunks = taken.chunks;
+    return true;
+  }
+
+  bool pass_on(const Slot& slot, Contents& contents, const Taken& taken,
+               const std::function<bool(std::uint64_t)>& begin,
+               const std::function<bool(const void*, std::size_t)>& add) {
+    return begin(taken.chunks) && pieces(slot, taken, [&](const void* data, std::size_t size) {
+             inspect(contents, static_cast<const std::uint32_t*>(data), size / layout::kChunkBytes);
+             return add(data, size);
+           });
   }
 
   template <class T>
@@ -383,6 +427,8 @@ class Device {
   Address fresh_ = 0, pairs_ = 0, flushed_ = 0;
   std::uint32_t shared_ = 0, choice_[4] = {};
   std::uint64_t last_bytes_ = 0;
+  bool looking_ = false;
+  std::chrono::steady_clock::time_point until_;
   Slot slots_[kSlots];
 };
 

@@ -58,6 +58,7 @@ constexpr int kCaptureRelaxed = 2;
   X(cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Handle))                 \
   X(cuMemsetD8Async, (Address, unsigned char, std::size_t, Handle))                \
   X(cuStreamCreate, (Handle*, unsigned))                                           \
+  X(cuStreamQuery, (Handle))                                                       \
   X(cuStreamSynchronize, (Handle))                                                 \
   X(cuStreamIsCapturing, (Handle, int*))                                           \
   X(cuThreadExchangeStreamCaptureMode, (int*))                                     \

@@ -130,10 +130,18 @@ class File {
     file_ = open(part().c_str(), O_WRONLY | O_CLOEXEC);
     if (file_ < 0) return fail("cannot open " + part());
     if (!write_at(offset_, out.data(), out.size())) return false;
+    if (ftruncate(file_, static_cast<off_t>(offset_ + out.size())) != 0) return fail("cannot end " + part());
     ::close(file_);
     file_ = -1;
     if (rename(part().c_str(), (base_ + ".wlens").c_str()) != 0) return fail("cannot rename " + part());
     return true;
+  }
+  // Members from here on stand until others are written over them: `back_to` the place where they begin.
+  std::size_t place() const { return members_.size(); }
+  void back_to(std::size_t place) {
+    if (members_.size() <= place) return;
+    offset_ = members_[place].offset;
+    members_.resize(place);
   }
   void remove() { unlink(part().c_str()); }
   bool is_empty() const { return members_.empty(); }

@@ -7,6 +7,7 @@
 #ifndef WARPLENS_DETAIL_HOST_GRAPHS_HPP
 #define WARPLENS_DETAIL_HOST_GRAPHS_HPP
 
+#include <chrono>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -31,6 +32,14 @@ struct OfGraphs {
 // Captured launches of one file on one GPU.
 class Graph {
  public:
+  using Words = std::vector<std::uint32_t>;
+  // A replay that has not ended: its number, its chunks, and since when it is the one.
+  struct Rest {
+    std::uint64_t replay = 0;
+    Words words;
+    std::chrono::steady_clock::time_point since;
+  };
+
   // `key`: of the file. On, if `on`, from the first launch.
   Graph(const OfGraphs& of, const Launch& launch, const Unit* key, Kernel& kernel, Device& device, Slot& slot, bool on)
       : of_(of), key_(key), device_(&device), slot_(&slot), group_(&of.kernels.group_of(launch, kernel)) {
@@ -79,14 +88,28 @@ class Graph {
     const Relaxed relaxed(of_.driver);
     of_.driver.cuCtxSetCurrent(device_->context);
     const std::uint64_t ended = device_->blocks_ended(*slot_) / blocks();
+    if (ended != seen_ || since_ == std::chrono::steady_clock::time_point{}) {
+      seen_ = ended, since_ = std::chrono::steady_clock::now();
+    }
     if (at_end || ended >= window_end_) take(ended, *lock.mutex());
     lock.lock();
     if (at_end && ended == 0) of_.left_out.not_counted.push_back(group_->kernel->name);
   }
 
- private:
-  using Words = std::vector<std::uint32_t>;
+  // While a replay may hang: those before it are kept, as at the end, and what there is of it comes into `rest`. False
+  // where none has begun, or the GPU gives nothing out.
+  bool look(std::mutex& mutex, Rest& rest) {
+    const Relaxed relaxed(of_.driver);
+    of_.driver.cuCtxSetCurrent(device_->context);
+    rest.replay = device_->blocks_ended(*slot_, true) / blocks();
+    rest.since = since_;
+    take(rest.replay, mutex, &rest);
+    return !rest.words.empty();
+  }
+  Device& device() const { return *device_; }
+  Group& group() const { return *group_; }
 
+ private:
   std::uint64_t blocks() const { return group_->shape.blocks(); }
 
   // What is recorded from launch `number` on.
@@ -101,11 +124,11 @@ class Graph {
     return count;
   }
 
-  // `ended`: launches that have ended.
-  void take(std::uint64_t ended, std::mutex& mutex) {
+  // `ended`: launches that have ended. `rest`: takes what there is of the next one, while the GPU may hang.
+  void take(std::uint64_t ended, std::mutex& mutex, Rest* rest = nullptr) {
     taken_ = true;
     if (device_->calibrated) {
-      of_.writer.calibration("before", *device_, device_->calibration());
+      of_.writer.calibration("before", *device_, device_->calibration(rest != nullptr));
       device_->calibrated = false;
     }
     Contents contents;
@@ -113,15 +136,21 @@ class Graph {
     const auto add = [&](const void* data, std::size_t size) {
       const auto* words = static_cast<const std::uint32_t*>(data);
       for (std::size_t i = 0; i < size / layout::kChunkBytes; ++i, words += layout::kChunkWords) {
+        if (rest != nullptr && words[layout::kWordMeta] == 0) continue;  // handed out and not yet written
         Words& into = launches[words[layout::kWordGrid]];
         into.insert(into.end(), words, words + layout::kChunkWords);
       }
       return true;
     };
-    const bool well = device_->drain(*slot_, contents, [](std::uint64_t) { return true; }, add);
-    device_->set_window(*slot_, 0, 0);  // replays go on, and are recorded no more
+    const auto any = [](std::uint64_t) { return true; };
+    const bool well =
+        rest != nullptr ? device_->look(*slot_, contents, any, add) : device_->drain(*slot_, contents, any, add);
+    if (rest == nullptr) device_->set_window(*slot_, 0, 0);  // replays go on, and are recorded no more
     if (!well) return;
-    group_->sites_hash = contents.sites_hash;
+    if (rest != nullptr && launches.count(static_cast<std::uint32_t>(ended)) != 0) {
+      rest->words = launches[static_cast<std::uint32_t>(ended)];
+    }
+    if (contents.sites_hash != 0) group_->sites_hash = contents.sites_hash;
     std::size_t most = 0;
     for (const auto& entry : launches) most = std::max(most, blocks_in(entry.second));
     for (const auto& entry : launches) {
@@ -154,7 +183,8 @@ class Graph {
   Slot* slot_;
   Group* group_;
   bool taken_ = false, switched_ = false, mixed_ = false;
-  std::uint64_t window_end_ = ~0ull;
+  std::uint64_t window_end_ = ~0ull, seen_ = 0;  // seen_: replays that had ended when it was last looked
+  std::chrono::steady_clock::time_point since_;
 };
 
 class Graphs {
@@ -195,6 +225,21 @@ class Graphs {
       if (graph.is_open() && graph.is_of(device)) return true;
     }
     return false;
+  }
+
+  // While a replay may hang: `then(graph, rest)` for the first one that has one, without `lock`.
+  template <class Then>
+  void look(std::unique_lock<std::mutex>& lock, Then then) {
+    for (std::size_t i = 0; i < graphs_.size(); ++i) {
+      Graph& graph = graphs_[i];
+      if (!graph.is_open()) continue;
+      Graph::Rest rest;
+      lock.unlock();
+      const bool found = graph.look(*lock.mutex(), rest);
+      if (found) then(graph, rest);
+      lock.lock();
+      if (found) return;
+    }
   }
 
   // Those whose window has passed; all of `ended`, a device on which nothing runs any more. `lock` is given up

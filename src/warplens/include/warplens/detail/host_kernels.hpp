@@ -26,6 +26,7 @@ class Kernels {
     const char* name = nullptr;
     if (driver_.missing == nullptr) driver_.cuKernelGetName(&name, launch.kernel);
     kernel.name = name != nullptr ? demangled(name) : "(name not known)";
+    kernel.symbol = name != nullptr ? name : "";
     kernel.matches = driver_.missing == nullptr && pattern_.found_in(kernel.name);
     kernel.traced = launch.kernel;
     for (Twins* twins = Registered<Twins>::first(); twins != nullptr; twins = twins->next) {
@@ -33,7 +34,9 @@ class Kernels {
       if (traced == nullptr || clean == nullptr || (launch.kernel != traced && launch.kernel != clean)) continue;
       kernel.traced = traced, kernel.clean = clean;
       kernel.traced_function = twins->traced, kernel.clean_function = twins->clean;
-      if (launch.kernel == clean && driver_.cuKernelGetName(&name, traced) == kSuccess) kernel.name = demangled(name);
+      if (launch.kernel == clean && driver_.cuKernelGetName(&name, traced) == kSuccess) {
+        kernel.name = demangled(name), kernel.symbol = name;
+      }
       kernel.matches |= pattern_.found_in(kernel.name);
       match_limits(driver_, launch.kernel == clean ? clean : traced, launch.kernel == clean ? traced : clean);
     }
@@ -53,6 +56,18 @@ class Kernels {
     group.traced_resources = resources_of(driver_, kernel.traced, launch.shape);
     group.clean_resources = resources_of(driver_, kernel.clean, launch.shape);
     return group;
+  }
+
+  // Of the set of sites of a group's kernel, as launches of other shapes told it, or as it has the kernel's name, which
+  // that of `warplens nvcc` has; 0 where it is not known.
+  std::uint32_t sites_hash(const Group& of) const {
+    for (const SiteSet* set : site_sets()) {
+      if (of.kernel->symbol == set->name) return hash_of(set->name);
+    }
+    for (const Group& group : groups_) {
+      if (group.kernel->traced == of.kernel->traced && group.sites_hash != 0) return group.sites_hash;
+    }
+    return 0;
   }
 
   // It was recorded and wrote nothing: it has no marks.

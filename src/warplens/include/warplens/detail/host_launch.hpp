@@ -6,6 +6,7 @@
 #include <cxxabi.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -63,7 +64,7 @@ struct Shape {
 
 // A kernel that the program launched.
 struct Kernel {
-  std::string name;
+  std::string name, symbol;  // as users know it, and as its machine code names the build with marks
   bool matches = false;
   bool other_grid = false, other_range = false;  // launched with grids, or in NVTX ranges, that are not asked for
   bool silent = false;                           // it was recorded once and wrote nothing
@@ -116,6 +117,7 @@ struct Pending {
   Handle start = nullptr, stop = nullptr, done = nullptr;
   StreamOf stream;
   bool clean = false, timed = false;
+  std::chrono::steady_clock::time_point made{};
 };
 
 struct Decision {

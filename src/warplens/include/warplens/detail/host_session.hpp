@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,13 +18,19 @@
 #include <thread>
 
 #include "host_graphs.hpp"
+#include "host_halt.hpp"
 #include "host_replay.hpp"
+#include "host_unfinished.hpp"
 
 namespace warplens {
 namespace detail {
 namespace host {
 
-constexpr auto kLongestWait = std::chrono::seconds(2);  // of a launch for memory, and at the end for the last one
+#ifndef WARPLENS_DETAIL_LONGEST_END_S
+#define WARPLENS_DETAIL_LONGEST_END_S 30  // as capture/ends.py
+#endif
+constexpr auto kLongestWait = std::chrono::seconds(2);                             // of a launch for memory
+constexpr auto kLongestEnd = std::chrono::seconds(WARPLENS_DETAIL_LONGEST_END_S);  // at the end, for the last launch
 
 class Session {
  public:
@@ -99,6 +106,7 @@ class Session {
       return;
     }
     if (pending.slot != nullptr) ++kept_;
+    pending.made = std::chrono::steady_clock::now();
     queue_.push_back(pending);
     wake_.notify_all();
   }
@@ -127,16 +135,25 @@ class Session {
     write_descriptors(launch, *pending.device, pending.slot->descriptor);
   }
 
-  // At the program's end: what is under way is waited for, a little, and the file gets its manifest and its name.
+  // At the program's end: what is under way is waited for, which is told, and the file gets its manifest and its name.
+  // A launch that does not end in time is the file's last one, as far as it got.
   void finish() {
     std::unique_lock<std::mutex> lock(mutex_);
     if (stopped_) return;
     ended_ = true;
-    room_.wait_for(lock, kLongestWait, [this] { return queue_.empty() && !draining_; });
-    const bool whole = queue_.empty() && !draining_;
+    const auto is_idle = [this] { return queue_.empty() && !draining_; };
+    if (!room_.wait_for(lock, std::min<std::chrono::seconds>(kLongestWait, kLongestEnd), is_idle)) {
+      writer_.tell_wait(WARPLENS_DETAIL_LONGEST_END_S);
+      if (!room_.wait_for(lock, kLongestEnd, is_idle)) {
+        late_ = true;  // the draining thread saves it
+        room_.wait_for(lock, kLongestLook + kLongestWait, [this, is_idle] { return !late_ || is_idle(); });
+      }
+    }
+    const bool whole = is_idle();
     stopped_ = true;
     wake_.notify_all();
     lock.unlock();
+    halt_.end();
     if (!whole) {
       drainer_.detach();  // it waits for a kernel that has not ended, and must not hold up the program
       return;
@@ -182,7 +199,8 @@ class Session {
         on_(!options.paused),
         kernels_(driver, options),
         writer_(options),
-        graphs_({driver, options, kernels_, writer_, left_out_}) {
+        graphs_({driver, options, kernels_, writer_, left_out_}),
+        unfinished_(driver, options, kernels_, writer_, mutex_) {
     left_out_.asked_policy = options.policy;
     if (driver_.missing != nullptr) ended_ = true;
   }
@@ -235,7 +253,10 @@ class Session {
       device->calibrators = {calibrator, launch.unit->calibrator(true)};
       device->calibrated =
           calibrator != nullptr && device->calibrate(calibrator, capturing ? device->stream : launch.stream);
-      if (!drainer_.joinable()) drainer_ = std::thread([this] { drain_all(); });
+      if (!drainer_.joinable()) {
+        halt_.begin(options_.folder, writer_.base());
+        drainer_ = std::thread([this] { drain_all(); });
+      }
     }
     if (launch.unit->symbols.count(context) == 0) {
       void* address = nullptr;
@@ -343,6 +364,7 @@ class Session {
       if (queue_.empty()) {
         draining_ = true;
         graphs_.drain(lock, nullptr);
+        unfinished_.obey(halt_, graphs_, lock);
         draining_ = false;
         continue;
       }
@@ -354,6 +376,7 @@ class Session {
       // Asked and not waited for: an event to wait on would take the lock of a context whose kernel hangs.
       for (unsigned us = 20; (status = driver_.cuEventQuery(pending.done)) == kNotReady && !stopped_;
            us = us < 1000 ? us * 2 : us) {
+        obey(&pending);
         std::this_thread::sleep_for(std::chrono::microseconds(us));
       }
       if (status == kSuccess) take(pending);
@@ -366,6 +389,17 @@ class Session {
       }
       release(pending);
     }
+  }
+
+  // Saves `pending`, the launch that the GPU works at, where that is asked. In the draining thread, without the lock.
+  void obey(const Pending* pending) {
+    unfinished_.obey(halt_, pending);
+    if (!late_) return;
+    unfinished_.save(pending,
+                     "the program had ended, and it had not " + std::to_string(kLongestEnd.count()) + " s later");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    late_ = false;
+    room_.notify_all();
   }
 
   // Times of a launch that has ended and, where it was recorded, its chunks. Without the lock, which launches wait for.
@@ -443,7 +477,7 @@ class Session {
   std::mutex mutex_;
   std::condition_variable wake_, room_;  // something to drain; a slot is free
   std::thread drainer_;
-  std::atomic<bool> stopped_{false};
+  std::atomic<bool> stopped_{false}, late_{false};
   bool on_, switched_on_ = false, ended_ = false, draining_ = false;
   std::uint64_t matched_ = 0, kept_ = 0;
   LeftOut left_out_;
@@ -455,6 +489,8 @@ class Session {
   std::vector<std::pair<Handle, Handle>> spare_;
   Writer writer_;
   Graphs graphs_;
+  Halt halt_;
+  Unfinished unfinished_;
 };
 
 }  // namespace host

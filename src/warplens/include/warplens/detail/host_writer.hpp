@@ -42,14 +42,10 @@ class Writer {
   bool failed() const { return !file_.error().empty(); }
   std::uint64_t launches() const { return launches_; }
 
+  const std::string& base() const { return file_.base(); }
+
   bool begin_records(const Device& device, std::uint64_t chunks) {
-    if (file_.is_empty()) {
-      const Nvml nvml(address_ = device.pci_address());
-      facts_ = device.facts(nvml.driver(), nvml.mig());
-      state_before_ = nvml.state();
-      if (options_.with_source) add_sources();
-      add("manifest.json", manifest({}, false));
-    }
+    begin_file(device);
     const bool well = file_.begin(member(launches_), chunks * layout::kChunkBytes);
     begun_ = well;
     if (!well) complain(file_.error());
@@ -62,31 +58,56 @@ class Writer {
   }
   void drop_records() { begun_ = false; }  // the next member is written over it
 
+  // A launch that has not ended, with what it wrote so far, until the next member takes its place. `write` writes its
+  // records, by `begin_records` and `add_records`, and returns its entry, or nothing; `stopped`: why, as JSON.
+  template <class Write>
+  bool add_stopped(const Device& device, const Group& group, const std::string& stopped, Write write) {
+    begin_file(device);
+    const std::size_t place = file_.place();
+    const std::string entry = write();
+    const bool whole = !entry.empty() && (!begun_ || file_.end());
+    begun_ = false;
+    if (whole) {
+      stopped_ = stopped;
+      policy_ = group.unit->policy;
+      add("manifest.json", manifest({}, false));
+      add(launch_member(launches_), "{\"launch\":" + entry + ",\"kernel\":" + group_entry(group) + "}");
+      stopped_ = "null";
+    }
+    tail_ = whole && !failed();
+    file_.back_to(place);
+    return tail_;
+  }
+  // Whether the file ends with a launch that has not ended.
+  bool has_stopped() const { return tail_; }
+
   void add_launch(std::uint64_t number, const Device& device, const Group& group, const Contents& contents,
                   Handle stream, const Options& options, bool replayed, std::uint64_t replay) {
     if (begun_ && !file_.end()) return complain(file_.error());
+    const std::string entry = launch_entry(number, device, group, contents, stream, options, replayed, replay);
+    begun_ = tail_ = false;
+    entries_.push_back(entry);
+    policy_ = group.unit->policy;
+    add(launch_member(number), "{\"launch\":" + entry + ",\"kernel\":" + group_entry(group) + "}");
+    ++launches_;
+  }
+
+  std::string launch_entry(std::uint64_t number, const Device& device, const Group& group, const Contents& contents,
+                           Handle stream, const Options& options, bool replayed, std::uint64_t replay) const {
     const Shape& shape = group.shape;
     const std::string blocks = options.blocks.empty() ? "null" : listed(options.blocks);
     const std::string grid = replayed || contents.grids.empty() ? "null" : std::to_string(*contents.grids.begin());
-    const std::string entry = "{\"kernel\":" + std::to_string(group.index) + ",\"grid\":" + listed(shape.grid) +
-                              ",\"block\":" + listed(shape.block) + ",\"cluster\":" + listed(shape.cluster) +
-                              ",\"shared_bytes\":" + std::to_string(shape.shared_bytes) +
-                              ",\"stream\":" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) +
-                              ",\"device\":" + std::to_string(device.number) + ",\"rank\":" + rank() +
-                              ",\"replay\":" + std::to_string(replay) + ",\"grid_id\":" + grid +
-                              ",\"records\":" + (begun_ ? json_text(member(number)) : "null") +
-                              ",\"lost_events\":" + std::to_string(contents.lost_events) +
-                              ",\"lost_chunks\":" + std::to_string(contents.lost_chunks) +
-                              ",\"every\":" + std::to_string(options.every_block) +
-                              ",\"warp_mask\":" + std::to_string(options.warp_mask) + ",\"blocks\":" + blocks +
-                              ",\"cold_l2\":" + (options.cold_l2 && !replayed ? "true" : "false") + "}";
-    begun_ = false;
-    entries_.push_back(entry);
-    policy_ = group.unit->policy;
-    char name[32];
-    std::snprintf(name, sizeof name, "launches/%06llu.json", static_cast<unsigned long long>(number));
-    add(name, "{\"launch\":" + entry + ",\"kernel\":" + group_entry(group) + "}");
-    ++launches_;
+    return "{\"kernel\":" + std::to_string(group.index) + ",\"grid\":" + listed(shape.grid) +
+           ",\"block\":" + listed(shape.block) + ",\"cluster\":" + listed(shape.cluster) +
+           ",\"shared_bytes\":" + std::to_string(shape.shared_bytes) +
+           ",\"stream\":" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) +
+           ",\"device\":" + std::to_string(device.number) + ",\"rank\":" + rank() +
+           ",\"replay\":" + std::to_string(replay) + ",\"grid_id\":" + grid +
+           ",\"records\":" + (begun_ ? json_text(member(number)) : "null") +
+           ",\"lost_events\":" + std::to_string(contents.lost_events) +
+           ",\"lost_chunks\":" + std::to_string(contents.lost_chunks) +
+           ",\"every\":" + std::to_string(options.every_block) + ",\"warp_mask\":" + std::to_string(options.warp_mask) +
+           ",\"blocks\":" + blocks + ",\"cold_l2\":" + (options.cold_l2 && !replayed ? "true" : "false") + "}";
   }
 
   void calibration(const char* when, const Device& device, const std::vector<Pair>& pairs) {
@@ -115,6 +136,11 @@ class Writer {
     note(summary);
   }
 
+  void tell_wait(int seconds) const {
+    const std::string who = "this process (" + std::to_string(getpid()) + ") has ended, and waits for its last launch";
+    const std::string how = " for " + std::to_string(seconds) + " s at most: Ctrl-C goes on without";
+    std::fprintf(stderr, "warplens: %s%s\n", who.c_str(), how.c_str());
+  }
   // Once a process: it is the program's own stderr.
   void complain(const std::string& why) {
     if (complained_.exchange(true)) return;
@@ -124,6 +150,19 @@ class Writer {
   }
 
  private:
+  void begin_file(const Device& device) {
+    if (!file_.is_empty()) return;
+    const Nvml nvml(address_ = device.pci_address());
+    facts_ = device.facts(nvml.driver(), nvml.mig());
+    state_before_ = nvml.state();
+    if (options_.with_source) add_sources();
+    add("manifest.json", manifest({}, false));
+  }
+  static std::string launch_member(std::uint64_t number) {
+    char name[32];
+    std::snprintf(name, sizeof name, "launches/%06llu.json", static_cast<unsigned long long>(number));
+    return name;
+  }
   static std::string member(std::uint64_t number) {
     char name[32];
     std::snprintf(name, sizeof name, "records/%06llu.u32", static_cast<unsigned long long>(number));
@@ -181,8 +220,9 @@ class Writer {
     std::vector<std::string> sets;
     for (const SiteSet* set : site_sets()) sets.push_back(site_set_entry(*set));
     return "{\"format\":\"wlens\",\"version\":[1,1],\"warplens\":null,\"created\":" + json_text(created) +
-           ",\"complete\":" + (complete ? "true" : "false") + ",\"note\":" + options_.note +
-           ",\"host\":" + options_.host + ",\"command\":" + options_.command + ",\"policy\":" + json_text(policy_) +
+           ",\"complete\":" + (complete ? "true" : "false") + ",\"stopped\":" + stopped_ +
+           ",\"note\":" + options_.note + ",\"host\":" + options_.host + ",\"command\":" + options_.command +
+           ",\"policy\":" + json_text(policy_) +
            ",\"keep\":\"oldest\",\"capacity_bytes\":" + std::to_string(options_.capacity_bytes / kSlots) +
            ",\"device\":" + facts_ + ",\"clock_state\":{\"before\":" + state_before_ + ",\"after\":" + state_after_ +
            "},\"sources\":" + joined(sources_) +
@@ -207,7 +247,8 @@ class Writer {
 
   const Options& options_;
   File file_;
-  bool begun_ = false;
+  bool begun_ = false, tail_ = false;
+  std::string stopped_ = "null";
   std::uint64_t launches_ = 0, step_ns_ = 0;
   std::string address_, facts_, policy_ = "packed", why_, left_out_;
   std::string state_before_ = "null", state_after_ = "null";  // of clocks and power

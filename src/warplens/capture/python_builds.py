@@ -1,0 +1,132 @@
+"""What becomes of PTX that a Python package has compiled: machine code with marks.
+
+In: PTX, the names that its kernels have for users, what the compiler's options say to ptxas. Out: machine code with
+marks, and what is needed of each kernel when it is launched. Knows nothing of how a package loads or launches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from warplens.capture.assemble import Wish, assemble
+from warplens.capture.chosen import Chosen, choose
+from warplens.capture.python_manifest import Loaded
+from warplens.capture.residency import Launch
+from warplens.instrument import Kernel as Instrumented
+from warplens.instrument import Selection
+
+COOPERATIVE: Final = "it is launched cooperatively, and marks could leave too few blocks on the GPU"
+_ENTRY: Final = re.compile(r"\.entry\s+([\w$]+)([^{;]*)")
+_TARGET: Final = re.compile(r"\.target\s+(sm_(\d+)\w*)")
+_CLUSTER: Final = re.compile(r"\.reqnctapercluster\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
+_AS_WANTED: Final = "it gets the marks asked for"
+
+
+@dataclass(eq=False)
+class Kernel:
+    """A kernel that a package has loaded while recording.
+
+    `name`: as its users know it, `scale<float>`. `loaded`: None for one without marks. `selection`: the marks that were
+    asked for, None where none were. `function`: the driver's handle, once it is known. `owner`: what keeps the module
+    loaded, so that it is there as long as somebody may write to its memory.
+    """
+
+    name: str
+    loaded: Loaded | None
+    selection: Selection | None
+    function: int = 0
+    owner: Any = None
+
+
+@dataclass
+class Wanted:
+    """What a capture wants of a module.
+
+    `selection`: which marks; `takes`: whether a kernel of this name is wanted; `tell` says one line to the user.
+    """
+
+    selection: Selection
+    takes: Callable[[str], bool]
+    tell: Callable[[str], None]
+
+
+@dataclass
+class Marked:
+    """A module with marks. `names`: of all its kernels, by their symbols; `texts`: sources that are no files."""
+
+    names: dict[str, str]
+    cubin: bytes
+    wanted: Wanted
+    texts: dict[str, str] = field(default_factory=dict)
+    _text: str = ""
+    _chosen: Chosen = field(default_factory=lambda: Chosen(None))
+
+    def kernels(self, module: int) -> dict[str, Kernel]:
+        """All kernels by their symbols. module: the driver's handle of what was loaded."""
+        marked = {own.name: own for own in self._chosen.kernels}
+        out = {}
+        for symbol, name in self.names.items():
+            own = marked.get(symbol)
+            loaded = self._loaded(symbol, own, module) if own is not None and own.site_set else None
+            out[symbol] = Kernel(name, loaded, self.wanted.selection if self.wanted.takes(name) else None)
+        return out
+
+    def _loaded(self, symbol: str, own: Instrumented, module: int) -> Loaded:
+        assert own.site_set is not None
+        clean, target = self._chosen.clean, _TARGET.search(self._text)
+        head = next(found[2] for found in _ENTRY.finditer(self._text) if found[1] == symbol)
+        cluster = _CLUSTER.search(head)
+        known = symbol in clean.registers
+        return Loaded(
+            name=self.names[symbol],
+            symbol=symbol,
+            module=module,
+            function=0,
+            cubin=self.cubin,
+            site_set=own.site_set,
+            level=self.wanted.selection.level,
+            launch=Launch(int(target[2]) if target else 0, 0, clean.shared.get(symbol, 0)),
+            cluster=tuple(int(size or 1) for size in cluster.groups()) if cluster else (1, 1, 1),
+            clean=(clean.registers[symbol], clean.frames.get(symbol, 0)) if known else None,
+            target=target[1] if target else "",
+            left_out=tuple(f"{self.names[symbol]}: {line}" for line in own.left_out),
+            texts=self.texts,
+        )
+
+
+def symbols(text: str) -> list[str]:
+    """The kernels of a PTX module, as it names them."""
+    return [found[1] for found in _ENTRY.finditer(text)]
+
+
+def mark(text: str, names: Mapping[str, str], wanted: Wanted, wish: Wish, texts: dict[str, str]) -> Marked | None:
+    """The module with marks; None where none are wanted, or can be had, which is told.
+
+    names: of kernels for users, by their symbols, where they differ. Raises PtxError as `choose` and `assemble` do.
+    """
+    shown = {symbol: names.get(symbol, symbol) for symbol in symbols(text)}
+    taken = [re.escape(symbol) for symbol, name in shown.items() if wanted.takes(name)]
+    if not taken:
+        return None
+    made: dict[str, bytes] = {}
+
+    def log_of(text: str) -> str:
+        made[text], log = assemble(text, wish)
+        return log
+
+    chosen = choose(text, wanted.selection, log_of, kernels=f"^(?:{'|'.join(taken)})$")
+    for line in chosen.lines:
+        symbol, _, rest = line.partition(": ")
+        if rest.startswith("it gets") and not rest.startswith(_AS_WANTED):
+            wanted.tell(f"{shown.get(symbol, symbol)}: {rest}, for more would spill or crowd out blocks")
+    if chosen.text is None:
+        return None
+    return Marked(shown, made[chosen.text], wanted, texts, text, chosen)
+
+
+def one_line(error: Exception) -> str:
+    """An error's first line, or its class."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
