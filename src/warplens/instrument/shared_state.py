@@ -81,20 +81,30 @@ class SharedRecorder(Recorder):
         return self.put(0, at)
 
     def next(self, number: int, together: bool, back: str = "", records: int = 0) -> list[str]:
-        """As Recorder's, with a clock of its own: the record is made of it too."""
+        """As Recorder's where lanes may be apart, which is one way and not two, and with a clock of its own: the record
+        is made of it too."""
+        del together
         if self.straight is not None:
             return []
-        label, *rest = super().next(number, together, back, records)
+        label, *rest = super().next(number, False, back, records)
         clock = ["mov.u64 %wl_now, %clock64;", *self._epoch("%wl_now", "%wl_e")]
         epoch = [_load("%wl_ep"), "sub.u32 %wl_d, %wl_e, %wl_ep;"]
-        of_block = [*block("%wl_block"), "mov.u64 %wl_q3, %gridid;", "cvt.u32.u64 %wl_grid, %wl_q3;"]
         state = [*_place(), *epoch, _load("%wl_seq"), _load("%wl_gt"), *_left()]
-        return [label, *clock, *of_block, *self._slot(), *state, *rest]
+        return [label, *clock, *self._slot(), *state, *rest]
 
     def _open_chunk(self, predicate: str, back: str) -> list[str]:
         """And keeps all of it."""
         *opened, goes_on = super()._open_chunk(predicate, back)
         return [*opened, *map(_keep, _WORDS), goes_on]
+
+    def _header(self, predicate: str, chunk: str, clock: str) -> list[str]:
+        """With what it says of the block."""
+        of_block = [*block("%wl_block"), "mov.u64 %wl_q3, %gridid;", "cvt.u32.u64 %wl_grid, %wl_q3;"]
+        return [*of_block, *super()._header(predicate, chunk, clock)]
+
+    def _cursor(self) -> list[str]:
+        """By the block's number."""
+        return [*block("%wl_block"), *super()._cursor()]
 
     def end(self, number: int, together: bool) -> list[str]:
         """Loads what the question needs, and behind it the rest."""
