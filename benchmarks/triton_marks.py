@@ -30,9 +30,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ptx"))
 import triton_kernels as kernels
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from warplens.capture.chosen import Ways
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
-from warplens.instrument import Selection
+from warplens.instrument import Mode, Selection
 from warplens.instrument.recorder import Recorder
 from warplens.trace import Trace
 
@@ -115,6 +116,7 @@ BUILDS: dict[str, PythonOptions] = {
     "waits, large slabs": PythonOptions(selection=Selection(sites="(?:)"), capacity_bytes=1 << 30, slab_chunks=64),
     "waits, switched off": PythonOptions(selection=Selection(sites="(?:)?"), capacity_bytes=1 << 30),
     "waits, unsettled": PythonOptions(selection=Selection(sites="(?:)*"), capacity_bytes=1 << 30),
+    "waits, state in shared memory": PythonOptions(selection=Selection(sites="(?:)(?:)"), capacity_bytes=1 << 30),
 }
 
 
@@ -130,6 +132,20 @@ def unsettled(run: Callable[[], Any]) -> Any:
         return run()
     finally:
         Recorder.settle = settle  # type: ignore[method-assign]
+
+
+def in_shared_memory(run: Callable[[], Any]) -> Any:
+    """With the recorder's state in shared memory, whether it has registers or not."""
+    modes = Ways.modes
+
+    def shared(self: Ways, what: str, selection: Selection) -> list[tuple[str, Mode]]:
+        return [(name, mode) for name, mode in modes(self, what, selection) if mode.shared_state]
+
+    Ways.modes = shared  # type: ignore[method-assign,assignment]
+    try:
+        return run()
+    finally:
+        Ways.modes = modes  # type: ignore[method-assign]
 
 
 @dataclass
@@ -176,7 +192,8 @@ def prepare(case: Case) -> tuple[list[Variant], dict[str, Any]]:
         capture.start()
         case.out.zero_()
         run = partial(bound, case, own)
-        launch = unsettled(run) if "unsettled" in name else run()
+        ways = {"waits, unsettled": unsettled, "waits, state in shared memory": in_shared_memory}
+        launch = ways[name](run) if name in ways else run()
         if "off" in name and capture._gpu is not None:
             capture._gpu.arena.switch_off(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()

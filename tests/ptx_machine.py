@@ -40,6 +40,8 @@ class Machine:
     votes: int = 0
     touched: set[int] = field(default_factory=set)
     """Addresses that were written."""
+    shared: dict[tuple[int, int], int] = field(default_factory=dict)
+    """32-bit words of shared memory by block and address."""
     asks: int = 1
     """Of so many questions of a lane at an mbarrier one is answered with yes."""
 
@@ -51,6 +53,11 @@ class Machine:
         assert address % 4 == 0, hex(address)
         self.touched.add(address)
         self.memory[address] = value & MASK32
+
+    def store_shared(self, block: int, thread: int, address: int, value: int) -> None:
+        """A thread stores a word of its block's shared memory."""
+        assert address % 4 == 0, (thread, hex(address))
+        self.shared[block, address] = value & MASK32
 
     def load_wide(self, address: int) -> int:
         return self.load(address) | self.load(address + 4) << 32
@@ -200,11 +207,16 @@ def _mov(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 
 def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
-    if "shared" in kind or "param" in kind:
+    if "param" in kind:
         lane.write(parts[0], lane.arguments.get(parts[1].strip("[] "), 0), kind)
         return
     address = lane.address(parts[1])
     targets = _pair(parts[0]) if parts[0].startswith("{") else [parts[0]]
+    if "shared" in kind:
+        block = lane.special["%ctaid.x"]
+        for number, target in enumerate(targets):
+            lane.write(target, lane.machine.shared.get((block, address + 4 * number), 0), kind)
+        return
     for number, target in enumerate(targets):
         wide = kind[-1] == "u64"
         lane.write(target, lane.machine.load_wide(address) if wide else lane.machine.load(address + 4 * number), kind)
@@ -212,6 +224,9 @@ def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     address = lane.address(parts[0])
+    if "shared" in kind:
+        lane.machine.store_shared(lane.special["%ctaid.x"], lane.special["%tid.x"], address, lane.value(parts[1]))
+        return
     if kind[-1] == "u64":
         lane.machine.store_wide(address, lane.value(parts[1]))
         return

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
 from warplens.instrument import Instrumented, Kernel, Mode, Selection, instrument
+from warplens.instrument.rebalance import pool_registers, told
 
 _COMPILING: Final = re.compile(r"Compiling entry function '([^']+)'|Function properties for (\S+)")
 _SPILLS: Final = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -24,6 +25,9 @@ _USED: Final = re.compile(r"Used (\d+) registers(?:.*?\b(\d+) bytes smem)?")
 _COMPLAINT: Final = re.compile(r"\(?\b(C7[56]\d\d)\b")
 _COMPLAINED_OF: Final = ("setmaxnreg", "wgmma")
 """What ptxas complains of without a name, ahead of all kernels, is laid to those that have one of these."""
+IGNORED: Final = ("C7507", "C7508")
+"""What ptxas says where it ignores every `setmaxnreg`."""
+_SHARED: Final = "state in shared memory"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
 _MOST_WARPS: Final = 32  # of a block
 _NAMED: Final = re.compile(r"(?:function '([^']+)'|in function ([\w$]+))")
@@ -102,12 +106,13 @@ class Chosen:
 class _Tries:
     """The modes of one kernel, in order, and which one it is at. `room`: None where it is not known what fits.
 
-    `suspect`: it may be what ptxas complains of without a name.
+    `suspect`: it may be what ptxas complains of without a name. `untried`: which modes it cannot have, and why.
     """
 
     modes: list[tuple[str, Mode]]
     room: Room | None
     suspect: bool
+    untried: str = ""
     at: int = 0
 
     @property
@@ -122,6 +127,9 @@ class _Tries:
         """What speaks against the mode that it is at; "" for nothing."""
         if self.mode.selection is None:
             return ""
+        now, before = build.registers.get(kernel, 0), clean.registers.get(kernel, 0)
+        if self.mode.setmaxnreg and now and now != before:
+            return f"{now} registers at launch in place of {before}"
         room = None if self.name.endswith(_FEWER_BLOCKS) else self.room
         return build.worse(clean, kernel, room, suspect=self.suspect)
 
@@ -157,6 +165,8 @@ def choose(
             break
         for name, why in worse.items():
             lines.append(f"{name}: {tries[name].name}: {why}")
+            if tries[name].untried and not tries[name].at:
+                lines.append(f"{name}: {tries[name].untried}")
             tries[name].at += 1
     for name, tried in tries.items():
         if tried.at:
@@ -189,19 +199,70 @@ def fewer_and_fewer(wanted: Selection) -> list[tuple[str, Selection]]:
     return [*out, ("begin and end", Selection("off", kinds=()))]
 
 
+@dataclass(frozen=True)
+class Ways:
+    """What can be tried with each choice of marks.
+
+    `most`: the registers that its threads may take, where it takes a limit; `shared`: the recorder's state can be in
+    shared memory; `moves`: what its roles can ask for in place of what they ask for. `untried`: what is not tried, and
+    why, a line each.
+    """
+
+    most: int | None
+    shared: bool
+    moves: Sequence[Mapping[int, int]] = ()
+    untried: tuple[str, ...] = ()
+
+    def modes(self, what: str, selection: Selection) -> Iterator[tuple[str, Mode]]:
+        """In the order to try, by their names."""
+        yield what, Mode(selection)
+        if self.most:
+            yield f"{what}, {self.most} registers at most", Mode(selection, self.most)
+        if self.shared:
+            yield f"{what}, {_SHARED}", Mode(selection, shared_state=True)
+        if self.shared and self.most:
+            yield f"{what}, {_SHARED}, {self.most} registers at most", Mode(selection, self.most, shared_state=True)
+        for moved in self.moves:
+            yield f"{what}, {told(moved)}", Mode(selection, setmaxnreg=moved)
+        for moved in self.moves if self.shared else ():
+            yield f"{what}, {_SHARED}, {told(moved)}", Mode(selection, shared_state=True, setmaxnreg=moved)
+
+
+def moves_of(kernel: Kernel, registers: int, *, ignored: bool) -> tuple[list[dict[int, int]], str]:
+    """What a kernel's roles can ask for in place of what they ask for; or why nothing, "" for a kernel whose roles
+    ask for nothing.
+
+    registers: of a thread at launch, in the clean build. ignored: ptxas says of it that it ignores `setmaxnreg`.
+    """
+    if kernel.asked is None:
+        return [], ""
+    why = kernel.asked.unknown
+    if ignored:
+        why = "ptxas ignores its setmaxnreg"
+    elif not why and not pool_registers(registers):
+        why = f"{registers} registers at launch are no multiple of 8"
+    moves = [] if why else list(kernel.asked.moves(registers))
+    if not moves:
+        why = why or "no other numbers are known to fit wherever these do"
+    return moves, f"registers cannot be moved between roles: {why}" if why else ""
+
+
 def _tries(text: str, kernel: Kernel, wanted: Selection, clean: Built) -> _Tries:
     """What is tried in turn."""
     name = kernel.name
     room = _room(text, name, clean)
-    most = room.launch.most_registers(room.blocks) if room else None
-    out = []
+    most = room.launch.most_registers(room.blocks) if room and kernel.takes_limit else None
+    ignored = any(code in IGNORED for _, code in clean.complaints)
+    moves, untried = moves_of(kernel, clean.registers.get(name, 0), ignored=ignored)
+    # How much shared memory a launch asks for is not known here: with ours one could fail that would not.
+    can = Ways(most, shared=False, moves=moves)
+    out: list[tuple[str, Mode]] = []
     for what, selection in fewer_and_fewer(wanted):
-        out.append((what, Mode(selection)))
-        if most and kernel.takes_limit:
-            out.append((f"{what}, {most} registers at most", Mode(selection, most)))
+        out += can.modes(what, selection)
         if room and room.sized:
             out.append((what + _FEWER_BLOCKS, Mode(selection)))
-    return _Tries([*out, ("no marks", Mode(None))], room, any(word in kernel.uses for word in _COMPLAINED_OF))
+    suspect = any(word in kernel.uses for word in _COMPLAINED_OF)
+    return _Tries([*out, ("no marks", Mode(None))], room, suspect, untried)
 
 
 def _room(text: str, name: str, clean: Built) -> Room | None:

@@ -51,17 +51,27 @@ def read_symbols(elf: bytes, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 def read_section(elf: bytes, name: str) -> bytes | None:
     """Content of the first section of this name; None when there is none. Raises SitesError for a damaged module."""
+    for own, _, offset, size in _named_sections(elf):
+        if own == name and offset + size <= len(elf):
+            return elf[offset : offset + size]
+    return None
+
+
+def shared_bytes(elf: bytes, kernel: str) -> int:
+    """Shared memory that a kernel declares with a size, with what the system has of it on sm_90 and newer."""
+    return next((size for own, _, _, size in _named_sections(elf) if own == f".nv.shared.{kernel}"), 0)
+
+
+def _named_sections(elf: bytes) -> Iterator[tuple[str, int, int, int]]:
+    """Name, kind, offset and size of each section."""
     sections = _sections(elf)
     at = struct.unpack_from("<H", elf, 62)[0]  # number of the section that holds the names
     if at >= len(sections):
         raise SitesError("this module is damaged: its table of names lies outside of it")
     names = sections[at][4]
-    wanted = name.encode() + b"\0"
-    for name_at, _, _, _, offset, size, *_ in sections:
+    for name_at, kind, _, _, offset, size, *_ in sections:
         begin = names + name_at
-        if elf[begin : begin + len(wanted)] == wanted and offset + size <= len(elf):
-            return elf[offset : offset + size]
-    return None
+        yield elf[begin : elf.find(b"\0", begin)].decode(errors="replace"), kind, offset, size
 
 
 def registers_and_frame(elf: bytes) -> tuple[int, int]:

@@ -43,6 +43,7 @@ class Loaded:
     - launch: what a launch asks of an SM beside registers, with the static shared memory alone; threads is 0 where
       each launch says it. shared_bytes: dynamic ones of each launch.
     - clean: registers of a thread and bytes of local memory of the clean build; None where they are not known.
+    - state_bytes: of the static shared memory, what the marks keep their state in.
     - target: the GPU that its PTX is for. texts: sources that are no files, by the names that sites have.
     """
 
@@ -55,6 +56,7 @@ class Loaded:
     level: str
     launch: Residency
     shared_bytes: int = 0
+    state_bytes: int = 0
     cluster: tuple[int, ...] = (1, 1, 1)
     clean: tuple[int, int] | None = None
     target: str = ""
@@ -82,8 +84,9 @@ class Loaded:
         if self.clean is None or launch.blocks(traced["registers"]) != traced["resident_blocks"]:
             return traced, None
         registers, frame = self.clean
-        blocks = launch.blocks(registers)
-        return traced, {**traced, "registers": registers, "local_bytes": frame, "resident_blocks": blocks}
+        blocks = replace(launch, shared_bytes=launch.shared_bytes - self.state_bytes).blocks(registers)
+        clean = {"registers": registers, "local_bytes": frame, "resident_blocks": blocks}
+        return traced, {**traced, **clean, "shared_bytes": traced["shared_bytes"] - self.state_bytes}
 
 
 @dataclass

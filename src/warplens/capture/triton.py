@@ -19,6 +19,7 @@ from warplens.capture.python_manifest import Loaded
 from warplens.capture.triton_builds import Choice, assembler, clean_resources, launch_of, mark
 from warplens.capture.triton_hooks import Hooks, unfit
 from warplens.errors import KernelWarning
+from warplens.instrument.shared_state import SHARED_STATE, SHARED_STATE_BYTES
 
 
 class TritonWarning(KernelWarning):
@@ -102,6 +103,7 @@ class TritonDoor:
             level=self._capture.options.selection.level,
             launch=launch_of(text, facts, dynamic=False),
             shared_bytes=facts.shared,
+            state_bytes=SHARED_STATE_BYTES if SHARED_STATE in text else 0,
             cluster=tuple(getattr(facts, "cluster_dims", None) or (getattr(facts, "num_ctas", 1) or 1, 1, 1)),
             clean=clean_resources(text),
             target=str(getattr(facts, "arch", "")),

@@ -13,17 +13,20 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from warplens.capture import triton_inductor
-from warplens.capture.chosen import Built, fewer_and_fewer
-from warplens.capture.modules import registers_and_frame
+from warplens.capture.chosen import Built, Ways, fewer_and_fewer, moves_of
+from warplens.capture.modules import registers_and_frame, shared_bytes
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
-from warplens.instrument import Instrumented, Selection, instrument
+from warplens.instrument import Instrumented, Kernel, Mode, Selection, instrument
+from warplens.instrument.shared_state import SHARED_STATE_BYTES
 
+_SHARED_LIMIT: Final = 48 * 1024
+"""Bytes of shared memory that a block may have where nothing is asked of the driver."""
 _CLEAN: Final = "// warplens: registers and local bytes of the clean build:"
 
 
@@ -72,7 +75,7 @@ def mark(kernel: Any, choice: Choice, assemble: Callable[[str], bytes]) -> Marke
         return None
     try:
         text = _ptx_of(kernel)
-        return _Builds(choice, assemble).marked(text, name, facts, kernel.asm["cubin"])
+        return _Builds(choice, assemble, kernel.asm["cubin"]).marked(text, name, facts)
     except Exception as error:
         choice.tell(f"{name} is not marked: {_first_line(error)}")
         return None
@@ -96,41 +99,35 @@ def _ptx_of(kernel: Any) -> str:
 class _Builds:
     """The builds of one kernel, from the most marks to the fewest."""
 
-    def __init__(self, choice: Choice, assemble: Callable[[str], bytes]) -> None:
-        self._choice, self._assemble = choice, assemble
+    def __init__(self, choice: Choice, assemble: Callable[[str], bytes], clean_cubin: bytes) -> None:
+        self._choice, self._assemble, self._clean_cubin = choice, assemble, clean_cubin
         self._clean_says: Counter[str] | None = None
 
-    def marked(self, text: str, name: str, facts: Any, clean_cubin: bytes) -> Marked:
+    def marked(self, text: str, name: str, facts: Any) -> Marked:
         """The marks that are wanted, or fewer, so that nothing spills, ptxas complains of nothing new, and as many
         blocks fit on an SM as before. What was tried goes into the notes."""
-        launch = launch_of(text, facts)
-        clean = registers_and_frame(clean_cubin)
-        blocks = launch.blocks(clean[0])
+        clean = registers_and_frame(self._clean_cubin)
+        blocks = launch_of(text, facts).blocks(clean[0])
+        kernels = instrument(text, self._choice.selection).kernels
+        can = _ways(kernels, text, facts, clean[0])
         tried: list[tuple[int, Marked, Instrumented, str]] = []
         lines: list[str] = []
         for what, selection in fewer_and_fewer(self._choice.selection):
-            for most in (None, launch.most_registers(blocks)):
-                found = instrument(text, selection, most_registers=most)
-                if most is not None and not all(own.takes_limit for own in found.kernels):
+            for named, mode in can.modes(what, selection):
+                build = self._built(text, {own.name: mode for own in kernels}, clean)
+                if isinstance(build, str):
+                    lines.append(f"{name}: {named}: {build}")
                     continue
-                named = what if most is None else f"{what}, {most} registers at most"
-                ptx = f"{found.text}\n{_CLEAN} {clean[0]} {clean[1]}\n"
-                cubin, says = self._assembled(ptx)
-                registers, frame = registers_and_frame(cubin) if cubin else (0, 0)
-                if complaint := self._new_complaint(says, text):
-                    lines.append(f"{name}: {named}: ptxas says {complaint}")
-                    continue
-                if frame > clean[1]:  # it spills; ptxas may do so by its own choice, and not with a limit
-                    lines.append(f"{name}: {named}: {frame - clean[1]} bytes spill")
-                    continue
-                fits = launch.blocks(registers)
-                tried.append((fits, Marked(ptx, cubin), found, named))
+                marked, found, registers = build
+                fits = launch_of(marked.ptx, facts).blocks(registers)
+                tried.append((fits, marked, found, named))
                 if fits >= blocks:
                     break
                 lines.append(f"{name}: {named}: {fits} blocks fit on an SM in place of {blocks}")
             if tried and tried[-1][0] >= blocks:
                 break
-        self._choice.notes += lines
+        if lines:
+            self._choice.notes += [*lines, *(f"{name}: {line}" for line in can.untried)]
         if not tried:
             why = lines[-1].removeprefix(f"{name}: ")
             raise PtxError(f"its marks would change it, even if its begin and end alone were marked ({why})")
@@ -144,6 +141,29 @@ class _Builds:
         for kernel in found.kernels:
             self._choice.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
         return marked
+
+    def _built(
+        self, text: str, modes: dict[str, Mode], clean: tuple[int, int]
+    ) -> tuple[Marked, Instrumented, int] | str:
+        """The kernel with marks, and the registers of a thread; or what speaks against these modes.
+
+        clean: registers and local bytes of the clean build.
+        """
+        found = instrument(text, modes=modes)
+        ptx = f"{found.text}\n{_CLEAN} {clean[0]} {clean[1]}\n"
+        cubin, says = self._assembled(ptx)
+        if complaint := self._new_complaint(says, text):
+            return f"ptxas says {complaint}"
+        registers, frame = registers_and_frame(cubin)
+        if frame > clean[1]:  # it spills; ptxas may do so by its own choice, and not with a limit
+            return f"{frame - clean[1]} bytes spill"
+        if any(mode.setmaxnreg for mode in modes.values()) and registers != clean[0]:
+            return f"{registers} registers at launch in place of {clean[0]}"
+        for own in (own for own, mode in modes.items() if mode.shared_state):
+            more = shared_bytes(cubin, own) - shared_bytes(self._clean_cubin, own)
+            if more != SHARED_STATE_BYTES:  # what the launch asks for stands behind, and may need its alignment
+                return f"shared memory moves by {more:,} bytes in place of {SHARED_STATE_BYTES:,}"
+        return Marked(ptx, cubin), found, registers
 
     def _assembled(self, text: str) -> tuple[bytes, Counter[str]]:
         """The machine code, empty where ptxas refuses it for want of registers; what it complains of, and how often."""
@@ -163,6 +183,35 @@ class _Builds:
         if says and self._clean_says is None:
             self._clean_says = self._assembled(clean)[1]
         return next((code for code, count in says.items() if count > (self._clean_says or Counter())[code]), "")
+
+
+def _ways(kernels: list[Kernel], text: str, facts: Any, registers: int) -> Ways:
+    """What can be tried with each choice of marks. registers: of a thread, in the clean build."""
+    launch = launch_of(text, facts)
+    blocks = launch.blocks(registers)
+    most = launch.most_registers(blocks) if all(own.takes_limit for own in kernels) else None
+    moves, untried = moves_of(kernels[0], registers, ignored=False) if len(kernels) == 1 else ([], "")
+    crowded = _crowded(launch, launch_of(text, facts, dynamic=False).shared_bytes, registers)
+    return Ways(most, not crowded, moves, tuple(filter(None, (crowded, untried))))
+
+
+def _crowded(launch: Launch, static_bytes: int, registers: int) -> str:
+    """Why the recorder's state cannot be in shared memory; "" where it can, and no launch fails by it.
+
+    Triton raises the limit of what a launch may ask for, to what the GPU has, for kernels that ask for more than 48 KiB
+    themselves.
+    """
+    more = replace(launch, shared_bytes=launch.shared_bytes + SHARED_STATE_BYTES)
+    asked = launch.shared_bytes - static_bytes
+    text = f"state in shared memory is not tried: with {SHARED_STATE_BYTES:,} bytes more"
+    if static_bytes + SHARED_STATE_BYTES > _SHARED_LIMIT or (
+        asked <= _SHARED_LIMIT and more.shared_bytes > _SHARED_LIMIT
+    ):
+        return f"{text} than {launch.shared_bytes:,} a block would pass {_SHARED_LIMIT:,}, and could not be launched"
+    before, now = launch.blocks(registers), more.blocks(registers)
+    if now < max(before, 1):
+        return f"{text} {now} blocks fit on an SM in place of {before}"
+    return ""
 
 
 def _complaints(log: str) -> Counter[str]:

@@ -19,7 +19,9 @@ from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
 from warplens.instrument.insert import Inserter, Piece, marks_file
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
+from warplens.instrument.rebalance import Asked
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
+from warplens.instrument.shared_state import SHARED_STATE, SharedRecorder, declaration
 from warplens.instrument.sites import Plan, Planner, Selection
 from warplens.instrument.thin import Budget
 
@@ -37,15 +39,17 @@ _OF_TABLE: Final = str.maketrans(
     dict.fromkeys(("\0", layout.SITE_SEPARATOR, layout.FIELD_SEPARATOR, layout.TAIL_SEPARATOR), "\ufffd")
 )
 _OWN_SHARED: Final = "warplens_own"
-_OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, layout.SITES_SYMBOL_PREFIX)
-_OWN_NAME: Final = re.compile(rf"(?<![\w$%])(?:[%$]wl_\w*|{_OWN_SHARED}\b|{layout.SITES_SYMBOL_PREFIX}\w*)")
+_OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, SHARED_STATE, layout.SITES_SYMBOL_PREFIX)
+_OWN_NAME: Final = re.compile(
+    rf"(?<![\w$%])(?:[%$]wl_\w*|(?:{_OWN_SHARED}|{SHARED_STATE})\b|{layout.SITES_SYMBOL_PREFIX}\w*)"
+)
 
 
 @dataclass
 class Kernel:
     """A kernel of the module. `site_set`: as the manifest lists it, None for one that is not marked; `left_out`: what
     of it is not marked and why, a line each. `takes_limit`: whether its registers can be limited; `uses`: the names of
-    its instructions, as `wgmma`.
+    its instructions, as `wgmma`; `asked`: what its `setmaxnreg` ask for, None where it has none.
     """
 
     name: str
@@ -53,15 +57,19 @@ class Kernel:
     left_out: list[str] = field(default_factory=list)
     takes_limit: bool = True
     uses: frozenset[str] = frozenset()
+    asked: Asked | None = None
 
 
 @dataclass(frozen=True)
 class Mode:
     """How one kernel is marked: which marks it gets, None for none, and what registers its threads may take, where it
-    `takes_limit`."""
+    `takes_limit`. `shared_state`: the recorder's state is in shared memory. `setmaxnreg`: what it asks for in place of
+    each number that it asked for."""
 
     selection: Selection | None
     most_registers: int | None = None
+    shared_state: bool = False
+    setmaxnreg: Mapping[int, int] | None = None
 
 
 @dataclass
@@ -78,6 +86,7 @@ def instrument(
     *,
     kernels: str | None = None,
     most_registers: int | None = None,
+    shared_state: bool = False,
     modes: Mapping[str, Mode] | None = None,
     in_program: bool = False,
 ) -> Instrumented:
@@ -85,7 +94,8 @@ def instrument(
 
     `selection`: which marks (waits, all of them, by default). `kernels`: regular expression that a kernel's name must
     hold. `most_registers`: what their threads may take, where a kernel takes a limit: it has none itself (`.maxnreg`),
-    and no `setmaxnreg`, which would then count where it had not. `modes`: both, for kernels by their names.
+    and no `setmaxnreg`, which would then count where it had not. `shared_state`: the recorder's state is in shared
+    memory, of which a block then takes SHARED_STATE_BYTES more. `modes`: all of this, for kernels by their names.
     `in_program`: the module is of a translation unit with host.hpp, whose descriptor the marks then use; kernels that
     have marks already stay as they are. Raises
     PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
@@ -102,16 +112,17 @@ def instrument(
         names = ", ".join(entry.name for entry in module.entries[:8])
         raise PtxError(f"no kernel without marks has a name that holds {kernels or ''!r}: there are {names}")
     set_names = dict(zip(map(id, module.entries), _names(module), strict=True))
-    every = Mode(selection or Selection(), most_registers)
+    every = Mode(selection or Selection(), most_registers, shared_state)
     made: list[tuple[_Entry, Mode]] = []
     for own in chosen:
         mode = (modes or {}).get(own.name, every)
         made.append((_Entry(module, own, arch, set_names[id(own)], space, descriptor, in_program), mode))
-    pieces = [piece for entry, mode in made if mode.selection for piece in entry.mark(mode.selection)]
+    pieces = [piece for entry, mode in made if mode.selection for piece in entry.mark(mode)]
     if not pieces and any(mode.selection for _, mode in made):
         raise PtxError(f"{chosen[0].name} has no instructions: there is nothing to mark")
     for entry, mode in made:
         pieces += entry.limit(mode.most_registers) if mode.most_registers else []
+        pieces += entry.move(mode.setmaxnreg) if mode.setmaxnreg else []
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
     symbols = [*([] if in_program else [_descriptor(space)]), *(entry.symbol for entry, _ in made if entry.symbol)]
@@ -119,6 +130,8 @@ def instrument(
         symbols.append(f'.file {number} "{layout.MARKS_FILE}"')
     if any(entry.needs_shared for entry, _ in made):
         symbols.append(f".shared .align 4 .b32 {_OWN_SHARED};")
+    if any(mode.selection and mode.shared_state for _, mode in made):
+        symbols.append(declaration())
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))
     return Instrumented(splice(text, pieces), [entry.kernel for entry, _ in made])
 
@@ -220,20 +233,21 @@ class _Entry:
         uses = frozenset(own.name for own in self._flow.code)
         head = module.bare(function.head)
         free = ".maxnreg" not in head and ".minnctapersm" not in head and "setmaxnreg" not in uses
-        self.kernel = Kernel(function.name, None, takes_limit=free, uses=uses)
+        self.kernel = Kernel(function.name, None, takes_limit=free, uses=uses, asked=Asked.by(self._flow))
         self.symbol = ""
         self.needs_shared = False
         unknown = self._flow.unknown_branch
         if unknown is not None:
             raise PtxError(f"{function.name}: the target of {unknown.opcode} {unknown.operands} is not in the kernel")
 
-    def mark(self, selection: Selection) -> list[Piece]:
+    def mark(self, mode: Mode) -> list[Piece]:
         """The pieces; fills `kernel` and `symbol`."""
+        assert mode.selection is not None
         flow = self._flow
         if not flow.code:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
-        plan = Planner(flow, selection).plan()
+        plan = Planner(flow, mode.selection).plan()
         left_out = [*plan.left_out, *unmarked_calls(flow)]
         if self._in_program:  # other units, and this one for other GPUs, may have a kernel of this name
             facts = repr((self.name, plan.sites)).encode("utf-8", "replace")
@@ -242,7 +256,7 @@ class _Entry:
         site_set = {"name": self.name, "hash": digest, "sites": plan.sites, "left_out": left_out}
         self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out)
         self.symbol = _site_symbol(site_set, "weak" if self._in_program else "visible")
-        recorder = Recorder(
+        recorder = (SharedRecorder if mode.shared_state else Recorder)(
             layout.code_bits(len(plan.sites)),
             digest,
             flow.one_dimensional(),
@@ -258,6 +272,10 @@ class _Entry:
         """The piece that limits its registers, where it takes one."""
         _, _, end = self._flow.module.statements[self._flow.function.head]
         return [(end, end, f"\n.maxnreg {most_registers}\n")] if self.kernel.takes_limit else []
+
+    def move(self, moved: Mapping[int, int]) -> list[Piece]:
+        """The pieces with which its roles ask for other numbers of registers."""
+        return self.kernel.asked.pieces(self._flow, moved) if self.kernel.asked else []
 
     def _straight(self, plan: Plan) -> int | None:
         """The number of marks when each is passed once and their records fit one chunk."""

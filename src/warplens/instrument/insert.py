@@ -83,7 +83,8 @@ class Inserter:
         leaves = [n for n, own in enumerate(self._flow.code) if own.name in _LEAVES and self._is_reached(n)]
         for number in leaves:
             self._stay(number)
-        turns = [] if self._recorder.straight is not None else self._turns()
+        asks_by_turns = self._recorder.straight is None and self._recorder.in_registers
+        turns = self._turns() if asks_by_turns else []
         self._turn_of = {mark: turn for turn in turns for mark in turn.records}
         runs = [*self._runs()]
         blocks = [self._flow.block_of[run[0].index] for run in runs]
@@ -204,7 +205,7 @@ class Inserter:
 
     def _can_wait(self, mark: Mark) -> bool:
         """Whether a mark's record is stored behind the next clock, where the kernel is about to wait anyway."""
-        if mark.verb != Verb.PHASE or mark.guard:
+        if mark.verb != Verb.PHASE or mark.guard or not self._recorder.in_registers:
             return False
         block = self._flow.blocks[self._flow.block_of[mark.index]]
         last = self._flow.code[block.stop - 1]

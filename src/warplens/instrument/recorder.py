@@ -21,7 +21,7 @@ registers, and then each wgmma waits for two of them (seen in the machine code o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from warplens import layout
 from warplens.instrument.places import block, header_word, thread
@@ -64,7 +64,10 @@ class Recorder:
     `sites_hash`: of its site set. `flat`: its blocks differ in x alone. `shared`: the address of shared memory that a
     barrier's end is seen by, a symbol or a number. `straight`: the number of its marks, when each is passed once.
     `space`, `descriptor`: where the descriptor stands and what it is called. `listed`: blocks can be chosen by a list.
+    `in_registers`: its state is in registers from one mark to the next.
     """
+
+    in_registers: ClassVar[bool] = True
 
     code_bits: int
     sites_hash: int

@@ -15,6 +15,7 @@ from warplens import layout
 from warplens.capture import driver, machine, python, python_manifest, python_memory
 from warplens.capture.modules import parse_sites
 from warplens.capture.python import PythonCapture
+from warplens.instrument.shared_state import SHARED_STATE
 from warplens.trace import Trace
 
 DESCRIPTOR = 0x1000
@@ -42,7 +43,8 @@ class Gpu:
 
     def __init__(self) -> None:
         self.memory = Words()
-        self.machine = Machine({layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0}, memory=self.memory)
+        symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, SHARED_STATE: 0x800}
+        self.machine = Machine(symbols, memory=self.memory)
         self.grids = 0
 
     def run(self, text: str, grid: int, grid_id: int, threads: int = 64, kernel: str | None = None) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tests.full_kernels import BOUNDS, roles
 from warplens.capture.chosen import Built, choose
 from warplens.errors import PtxError
 from warplens.instrument import Selection
@@ -85,6 +88,7 @@ def test_what_ptxas_says_without_a_name_is_laid_to_kernels_that_can_be_meant() -
     found = choose(SPECIALISED, Selection(), Assembler(fine, says + fine, fine))
     assert found.lines == [
         "one: the marks asked for: ptxas says C7508",
+        "one: registers cannot be moved between roles: no other numbers are known to fit wherever these do",
         "one: it gets the marks asked for, on fewer blocks",
     ]
     assert choose(SPECIALISED, Selection(), Assembler(says + fine)).lines == []  # the clean build has it too
@@ -97,6 +101,46 @@ def test_a_kernel_with_setmaxnreg_is_given_no_limit_of_registers() -> None:
     found = choose(SPECIALISED, Selection(), assembler, kernels="one")
     assert not any(".maxnreg" in text for text in assembler.texts)
     assert found.lines[-1] == "one: it gets the marks asked for, on fewer blocks"
+
+
+def test_what_roles_ask_for_is_moved_in_steps_until_nothing_spills() -> None:
+    clean, spills = log(168, name="roles"), log(168, 8, name="roles")
+    assembler = Assembler(clean, spills, spills, clean)
+    found = choose(roles(4, 8), Selection(), assembler)
+    assert found.lines == [
+        "roles: the marks asked for: 8 bytes spill",
+        "roles: the marks asked for, setmaxnreg 32 and 232 in place of 24 and 240: 8 bytes spill",
+        "roles: it gets the marks asked for, setmaxnreg 40 and 232 in place of 24 and 240",
+    ]
+    assert found.text is not None
+    assert re.findall(r"setmaxnreg\S+ (\d+);", found.text) == ["40", "232"]
+
+
+@pytest.mark.parametrize(
+    ("text", "registers", "more", "why"),
+    [
+        (BOUNDS, 168, "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored\n", "ptxas ignores"),
+        (BOUNDS, 166, "", "166 registers at launch are no multiple of 8"),
+        (".maxnreg 168", 168, "", "it does not say how large its blocks are"),
+    ],
+)
+def test_why_registers_are_not_moved_is_told(text: str, registers: int, more: str, why: str) -> None:
+    clean, spills = (more + log(registers, own, name="roles") for own in (0, 8))
+    found = choose(roles(4, 8, bounds=text), Selection(), Assembler(clean, spills, clean))
+    assert f"roles: registers cannot be moved between roles: {why}" in found.lines[1]
+    assert not any("in place of 24" in line for line in found.lines)
+
+
+def test_a_move_that_changes_the_registers_at_launch_is_not_taken() -> None:
+    clean, spills, other = log(168, name="roles"), log(168, 8, name="roles"), log(176, name="roles")
+    found = choose(roles(4, 8), Selection(), Assembler(clean, spills, other, clean))
+    assert found.lines[1].endswith("240: 176 registers at launch in place of 168")
+
+
+def test_the_state_stays_in_registers_where_the_launch_decides_on_shared_memory() -> None:
+    assembler = Assembler(log(32), *[log(32, 8)] * 8)
+    choose(MODULE, Selection(), assembler, kernels="one")
+    assert not any("warplens_state" in text for text in assembler.texts)
 
 
 def test_too_few_registers_for_an_instruction_is_a_mode_that_fails_and_no_failure() -> None:

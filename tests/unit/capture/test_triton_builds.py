@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 
+from tests.full_kernels import roles
 from tests.unit.capture import triton_stand_in as stand_in
 from tests.unit.capture.test_triton import loaded
 from tests.unit.capture.triton_stand_in import WAITS, Fake
 from warplens.capture import triton_builds
 from warplens.capture.triton import TritonCapture, TritonWarning
-from warplens.instrument import Selection
+from warplens.instrument import Mode, Selection
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    monkeypatch.setattr(triton_builds, "shared_bytes", lambda own, _: 1024 * own.count(b"warplens_state["))
     return Fake().install(monkeypatch)
 
 
@@ -28,11 +30,15 @@ def test_marks_that_spill_give_way_to_fewer_and_in_the_end_to_none(fake: Fake, m
     with pytest.warns(TritonWarning, match=told), TritonCapture() as capture:
         fewer, _ = loaded()
     assert fewer.startswith("// off ()")
-    assert capture.notes[:4] == [
-        "k: the marks asked for: 8 bytes spill",
-        "k: the marks asked for, 40 registers at most: 8 bytes spill",
-        "k: marks outside of loops: 8 bytes spill",
-        "k: marks outside of loops, 40 registers at most: 8 bytes spill",
+    assert capture.notes[:8] == [
+        f"k: {marks}{how}: 8 bytes spill"
+        for marks in ("the marks asked for", "marks outside of loops")
+        for how in (
+            "",
+            ", 40 registers at most",
+            ", state in shared memory",
+            ", state in shared memory, 40 registers at most",
+        )
     ]
     monkeypatch.setattr(triton_builds, "registers_and_frame", lambda own: (40, 8 * (b"//" in own)))
     with (
@@ -43,11 +49,15 @@ def test_marks_that_spill_give_way_to_fewer_and_in_the_end_to_none(fake: Fake, m
     assert none == WAITS
 
 
-def instrument_stand_in(text: str, selection: Selection, *, most_registers: int | None = None) -> Any:
+def instrument_stand_in(text: str, selection: Selection | None = None, *, modes: dict[str, Mode] | None = None) -> Any:
     """Says in the text what was asked for."""
-    waits = "" if selection.kinds == () else "wait barrier 0"
-    head = f"// {selection.level} {selection.kinds} {waits} {most_registers}\n"
-    return SimpleNamespace(text=head + text, kernels=[SimpleNamespace(name="k", takes_limit=True, left_out=[])])
+    mode = Mode(selection) if modes is None else modes["k"]
+    assert mode.selection is not None
+    waits = "" if mode.selection.kinds == () else "wait barrier 0"
+    state = "warplens_state[" if mode.shared_state else ""
+    head = f"// {mode.selection.level} {mode.selection.kinds} {waits} {mode.most_registers} {state}\n"
+    kernel = SimpleNamespace(name="k", takes_limit=True, left_out=[], asked=None)
+    return SimpleNamespace(text=head + text, kernels=[kernel])
 
 
 @pytest.mark.usefixtures("fake")
@@ -114,3 +124,71 @@ def test_a_kernel_with_setmaxnreg_is_given_no_limit(fake: Fake, monkeypatch: pyt
     with pytest.warns(TritonWarning, match="it gets begin and end"), TritonCapture() as capture:
         assert ".maxnreg" not in loaded(text)[0]
     assert not any("registers at most" in line for line in capture.notes)
+
+
+@pytest.mark.usefixtures("fake")
+def test_where_the_state_in_registers_spills_it_moves_to_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_builds, "registers_and_frame", spills_without_shared_state)
+    with TritonCapture() as capture:
+        text, _ = loaded()
+    assert ".shared .align 8 .b8 warplens_state[1024];" in text
+    assert capture.notes == [
+        "k: the marks asked for: 8 bytes spill",
+        "k: the marks asked for, 40 registers at most: 8 bytes spill",
+        "k: it gets the marks asked for, state in shared memory",
+    ]
+
+
+def spills_without_shared_state(cubin: bytes) -> tuple[int, int]:
+    return 40, 8 * (cubin.count(b"%clock") > 2 and b"warplens_state" not in cubin)
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("shared", "why"),
+    [
+        (49_152, "1,024 bytes more than 49,152 a block would pass 49,152, and could not be launched"),
+        (232_448, "1,024 bytes more 0 blocks fit on an SM in place of 1"),
+        (115_712, "1,024 bytes more 1 blocks fit on an SM in place of 2"),
+    ],
+)
+def test_the_state_stays_out_of_shared_memory_that_the_launch_needs(
+    shared: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton asks the driver for more than 48 KiB only where the kernel itself needs more."""
+    monkeypatch.setattr(triton_builds, "registers_and_frame", spills_without_shared_state)
+    with pytest.warns(TritonWarning, match="it gets begin and end"), TritonCapture() as capture:
+        text, _ = loaded(shared=shared)
+    assert "warplens_state" not in text
+    assert f"k: state in shared memory is not tried: with {why}" in capture.notes
+
+
+@pytest.mark.usefixtures("fake")
+def test_shared_memory_that_would_move_by_another_size_refuses_the_state_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_builds, "registers_and_frame", spills_without_shared_state)
+    monkeypatch.setattr(triton_builds, "shared_bytes", lambda own, _: 1040 * own.count(b"warplens_state["))
+    with pytest.warns(TritonWarning, match="it gets begin and end"), TritonCapture() as capture:
+        assert "warplens_state" not in loaded()[0]
+    line = "k: the marks asked for, state in shared memory: shared memory moves by 1,040 bytes in place of 1,024"
+    assert line in capture.notes
+
+
+@pytest.mark.usefixtures("fake")
+def test_what_roles_ask_for_is_moved_where_their_marks_spill(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_launch = {b"u32 32;": 176}  # what ptxas would have at launch with one of the moves
+
+    def found(cubin: bytes) -> tuple[int, int]:
+        registers = next((own for ask, own in at_launch.items() if ask in cubin), 168)
+        return registers, 8 * (b"%wl_" in cubin and b"u32 24;" in cubin)
+
+    monkeypatch.setattr(triton_builds, "registers_and_frame", found)
+    with TritonCapture() as capture:
+        text, _ = loaded(roles(4, 8).replace("entry roles", "entry k"), shared=49_152)
+    assert "setmaxnreg.dec.sync.aligned.u32 40;" in text
+    assert "setmaxnreg.inc.sync.aligned.u32 232;" in text
+    moved = "k: the marks asked for, setmaxnreg {} and 232 in place of 24 and 240"
+    assert capture.notes[:2] == [
+        "k: the marks asked for: 8 bytes spill",
+        f"{moved.format(32)}: 176 registers at launch in place of 168",
+    ]
+    assert capture.notes[-1] == "k: it gets the marks asked for, setmaxnreg 40 and 232 in place of 24 and 240"

@@ -9,18 +9,19 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import warplens
-from tests.unit.capture.gpu_stand_in import DESCRIPTOR, GRAPH_STREAM, Gpu, install, site_sets, trace_of
+from tests.unit.capture.gpu_stand_in import BAD, DESCRIPTOR, GRAPH_STREAM, Gpu, install, site_sets, trace_of
 from tests.unit.capture.test_arena import FakeMemory
 from tests.unit.capture.triton_stand_in import CompiledKernel, Fake
 from tests.unit.instrument.test_recorder import LOOP, STRAIGHT
 from warplens import layout
-from warplens.capture import python, python_memory, triton_builds
+from warplens.capture import python, python_manifest, python_memory, triton_builds
 from warplens.capture import triton as capture_triton
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
@@ -79,6 +80,29 @@ def test_launches_of_two_kernels_are_told_apart(gpu: Gpu) -> None:
     assert (counts[0], counts[2]) == (3 * 2 * sites, 4 * 2 * sites)
     assert capture.ran == {"straight": (2, 2), "loop": (1, 1)}
     assert all(own["instrumented"]["left_out"] == [] for own in trace.manifest["kernels"])
+
+
+def test_a_kernel_that_keeps_its_state_in_shared_memory_is_recorded_as_any_other(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clean build has 1024 bytes less of shared memory."""
+
+    def spills(cubin: bytes) -> tuple[int, int]:
+        return 32, 8 * (b"%wl_" in cubin and b"warplens_state" not in cubin)
+
+    monkeypatch.setattr(triton_builds, "registers_and_frame", spills)
+    monkeypatch.setattr(triton_builds, "shared_bytes", lambda own, _: 1024 * own.count(b"warplens_state["))
+    taken = {"registers": 32, "shared_bytes": 1024, "local_bytes": 0, "resident_blocks": 32}
+    function = SimpleNamespace(resources=lambda *_: taken)
+    monkeypatch.setattr(python_manifest, "Function", lambda *_: function)
+    kernel = kernel_of(LOOP, "loop", 64)
+    trace = trace_of(record(gpu, lambda: launch(gpu, kernel, 3)))
+    assert b"warplens_state" in kernel.loaded
+    assert len(trace.spans) == 3 * 2 * (1 + 4 * 3)
+    assert not BAD & set(trace.problems["kind"])
+    entry = trace.manifest["kernels"][0]
+    assert (entry["traced"]["shared_bytes"], entry["clean"]["shared_bytes"]) == (1024, 0)
+    assert any("state in shared memory" in line for line in entry["instrumented"]["left_out"])
 
 
 @pytest.mark.parametrize(("skip", "count", "kept"), [(0, 2, [1, 2]), (2, 1, [3]), (3, None, [4, 5]), (9, None, [])])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.ptx_machine import Machine
 from tests.random_kernels import kernel, programs
-from tests.unit.instrument.test_recorder import CHUNKS, Run, kinds, run
+from tests.unit.instrument.test_recorder import CHUNKS, STATE, Run, kinds, run
 from warplens import layout
 from warplens.instrument import Selection, instrument
 from warplens.instrument.flow import Flow
@@ -47,6 +47,12 @@ class Guarded(Machine):
     def executed(self, thread: int, at: int, taken: bool) -> None:
         del at, taken
         self.warp = thread // 32
+
+    def store_shared(self, block: int, thread: int, address: int, value: int) -> None:
+        word, rest = divmod(address - STATE - thread // 32 * 32, 4)
+        assert rest == 0
+        assert 0 <= word < 6 if thread % 32 == 0 else word == 6, "the state of another warp, or of another lane"
+        super().store_shared(block, thread, address, value)
 
     def store(self, address: int, value: int) -> None:
         if address >= CHUNKS:
@@ -126,17 +132,19 @@ made = st.builds(kernel, programs, st.integers(0, 999), again=st.sampled_from([F
     slab=st.integers(1, 3),
     others=st.sampled_from([0, 2, 5]),
     asks=st.integers(1, 3),
+    shared_state=st.booleans(),
 )
 def test_the_records_of_a_warp_are_those_of_the_marks_that_it_passed(
-    text: str, turns: int, slab: int, others: int, asks: int
+    text: str, turns: int, slab: int, others: int, asks: int, shared_state: bool
 ) -> None:
-    check_records(text, turns, slab, others, asks)
+    check_records(text, turns, slab, others, asks, shared_state)
 
 
+@pytest.mark.parametrize("shared_state", [False, True], ids=["registers", "shared memory"])
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_was_once_wrong_is_right(name: str) -> None:
+def test_what_was_once_wrong_is_right(name: str, shared_state: bool) -> None:
     for turns, seed in ((2, 3), (9, 1)):
-        check_records(kernel(FAULTS[name], seed, again=False), turns)
+        check_records(kernel(FAULTS[name], seed, again=False), turns, shared_state=shared_state)
 
 
 def test_a_first_block_that_is_a_loops_begin_opens_one_chunk() -> None:
@@ -158,9 +166,11 @@ def test_a_ret_within_braces_reaches_what_is_rare() -> None:
     assert all(seen[label.removeprefix("from ")] <= depth for label, depth in seen.items() if label.startswith("from "))
 
 
-def check_records(text: str, turns: int, slab: int = 1, others: int = 0, asks: int = 1) -> None:
+def check_records(
+    text: str, turns: int, slab: int = 1, others: int = 0, asks: int = 1, shared_state: bool = False
+) -> None:
     machine = Guarded({}, others=others, asks=asks)
-    done = run(text, turns=turns, slab=slab, depth=400, machine=machine)
+    done = run(text, turns=turns, slab=slab, depth=400, machine=machine, shared_state=shared_state)
     assert recorded(done.chunks, code_bits(done)) == expected(text, turns, asks)
     assert done.lost_events == 0
     bad = {"gap", "no_end", "foreign_chunk", "unknown_record", "duplicate_chunk", "clock_disagrees", "time_goes_back"}
@@ -172,11 +182,19 @@ def code_bits(done: Run) -> int:
 
 
 @settings(max_examples=10, deadline=None)
-@given(text=made, turns=st.integers(1, 6), slab=st.integers(1, 3), depth=st.integers(0, 2), asks=st.integers(1, 3))
+@given(
+    text=made,
+    turns=st.integers(1, 6),
+    slab=st.integers(1, 3),
+    depth=st.integers(0, 2),
+    asks=st.integers(1, 3),
+    shared_state=st.booleans(),
+)
 def test_without_space_the_first_records_of_a_warp_are_there_and_the_rest_are_counted(
-    text: str, turns: int, slab: int, depth: int, asks: int
+    text: str, turns: int, slab: int, depth: int, asks: int, shared_state: bool
 ) -> None:
-    done = run(text, turns=turns, slab=slab, depth=depth, machine=Guarded({}, asks=asks))
+    machine = Guarded({}, asks=asks)
+    done = run(text, turns=turns, slab=slab, depth=depth, machine=machine, shared_state=shared_state)
     found = recorded(done.chunks, code_bits(done))
     lost = 0
     for warp, codes in expected(text, turns, asks).items():
@@ -188,11 +206,18 @@ def test_without_space_the_first_records_of_a_warp_are_there_and_the_rest_are_co
 
 
 @settings(max_examples=10, deadline=None)
-@given(text=made, turns=st.integers(1, 6), shift=st.sampled_from([18, 22, 23, 24, 31, 33]), number=st.integers(0, 6))
+@given(
+    text=made,
+    turns=st.integers(1, 6),
+    shift=st.sampled_from([18, 22, 23, 24, 31, 33]),
+    number=st.integers(0, 6),
+    shared_state=st.booleans(),
+)
 def test_waits_longer_than_records_tell_are_exact_or_doubted_in_any_loop(
-    text: str, turns: int, shift: int, number: int
+    text: str, turns: int, shift: int, number: int, shared_state: bool
 ) -> None:
-    done = run(text, turns=turns, depth=400, machine=Guarded({}, waits={str(number): 1 << shift}))
+    machine = Guarded({}, waits={str(number): 1 << shift})
+    done = run(text, turns=turns, depth=400, machine=machine, shared_state=shared_state)
     sites = [n for n, name in enumerate(done.trace.sites["name"]) if f" wait barrier {number}" in name]
     spans = done.trace.spans.filter(done.trace.spans["site"].is_in(sites))
     off = [abs(own - (1 << shift)) for own in spans["duration_cycles"]]

@@ -15,11 +15,13 @@ from tests.synthesis import manifest
 from warplens import layout
 from warplens.capture.recording import Recording
 from warplens.instrument import Selection, instrument
+from warplens.instrument.shared_state import SHARED_STATE
 from warplens.trace import Trace
 
 DESCRIPTOR, CONTROL = 0x1000, layout.CONTROL_ALIGNMENT
 CHUNKS = 7 << 32
 LIST = 6 << 32
+STATE = 0x800
 LOOP = """
 .version 8.0
 .target sm_90
@@ -94,18 +96,20 @@ def run(
     more: int = 0,
     blocks: int | None = None,
     machine: Machine | None = None,
+    shared_state: bool = False,
 ) -> Run:
     """Launches an instrumented kernel with memory for `depth` chunks at each cursor.
 
     `blocks`: bits of a list of 40 blocks, for a kernel of a program that nvcc built. `more`: bits of the fourth word.
     """
-    found = instrument(text, Selection("all"))
+    found = instrument(text, Selection("all"), shared_state=shared_state)
     if blocks is not None:
         own = f".const .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[24];\n.visible .entry"
         found = instrument(text.replace(".visible .entry", own, 1), Selection("all"), in_program=True)
     sites = found.kernels[0].site_set
     assert sites is not None
     symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, "full": 64, "empty": 72, "out": 1024}
+    symbols[SHARED_STATE] = STATE
     machine = machine or Machine(symbols)
     machine.symbols = symbols
     machine.store_wide(DESCRIPTOR, CONTROL)
@@ -177,10 +181,15 @@ def test_every_event_is_there_in_any_shape(warps: int, grid: int, turns: int, sl
     assert "unended_warp" not in kinds(done.trace)
 
 
+@pytest.mark.parametrize("shared_state", [False, True])
 @pytest.mark.parametrize("others", [0, 1, 2, 5])
-def test_what_one_lane_does_alone_is_there_and_lanes_that_count_fewer_marks_lose_nothing(others: int) -> None:
+def test_what_one_lane_does_alone_is_there_and_lanes_that_count_fewer_marks_lose_nothing(
+    others: int, shared_state: bool
+) -> None:
     """The lanes beside it count fewer marks, and all of a warp go on to the next chunk when one of them says so."""
-    done = run(LONE.format(threads=64), threads=64, turns=20, depth=200, machine=Machine({}, others=others))
+    machine = Machine({}, others=others)
+    text = LONE.format(threads=64)
+    done = run(text, threads=64, turns=20, depth=200, machine=machine, shared_state=shared_state)
     counts = dict(done.trace.spans.group_by("warp", "site").len().select("site", "warp", "len").rows_by_key("site"))
     names = done.trace.sites["name"].to_list()
     assert counts[names.index("ptx:19 arrive mbarrier full")] == [(0, 20)]
@@ -206,8 +215,21 @@ def test_what_finds_no_space_is_counted_to_the_event(warps: int, turns: int, sla
     assert (done.lost_chunks > 0) == (done.lost_events > 0)
 
 
-def test_blocks_and_warps_that_are_not_chosen_write_nothing() -> None:
-    done = run(LOOP.format(threads=64), grid=6, choice={"every_block": 3, "warp_mask": 2})
+@pytest.mark.parametrize("head", [".reqntid {threads}", ".maxntid 1024", ""])
+def test_each_warp_of_a_block_of_any_shape_has_a_slot_of_its_own_in_shared_memory(head: str) -> None:
+    text = LOOP.replace(".reqntid {threads}", head).format(threads=96)
+    machine = Machine({})
+    done = run(text, grid=2, threads=96, turns=40, machine=machine, shared_state=True)
+    assert done.trace.spans.group_by("block", "warp").len()["len"].to_list() == [1 + 4 * 40] * 6
+    assert kinds(done.trace) <= {"not_measured"}
+    slots = {(block, 0x800 + 32 * warp + 4 * word) for block in (0, 1) for warp in (0, 1, 2) for word in range(7)}
+    assert set(machine.shared) == slots
+
+
+@pytest.mark.parametrize("shared_state", [False, True])
+def test_blocks_and_warps_that_are_not_chosen_write_nothing(shared_state: bool) -> None:
+    choice = {"every_block": 3, "warp_mask": 2}
+    done = run(LOOP.format(threads=64), grid=6, turns=12, choice=choice, shared_state=shared_state)
     assert sorted(set(done.trace.spans["block"])) == [0, 3]
     assert set(done.trace.spans["warp"]) == {1}
 
@@ -227,9 +249,10 @@ def test_in_a_program_replays_that_a_window_would_choose_write_nothing() -> None
     assert not len(done.chunks)
 
 
-def test_without_a_descriptor_nothing_is_touched() -> None:
-    text = instrument(LOOP.format(threads=64), Selection("all")).text
-    machine = Machine({layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0})
+@pytest.mark.parametrize("shared_state", [False, True])
+def test_without_a_descriptor_nothing_is_touched(shared_state: bool) -> None:
+    text = instrument(LOOP.format(threads=64), Selection("all"), shared_state=shared_state).text
+    machine = Machine({layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, SHARED_STATE: STATE})
     machine.run(text, grid=2, threads=64, grid_id=5, arguments={"n": 50})
     assert machine.touched == {1024}
 
@@ -255,16 +278,19 @@ def test_a_kernel_that_passes_each_mark_once_asks_for_no_space_on_its_way() -> N
     assert "no_end" not in kinds(done.trace)
 
 
-def test_without_space_it_counts_its_events() -> None:
-    done = run(STRAIGHT.format(threads=64), grid=2, depth=0, turns=DESCRIPTOR + 64)
+@pytest.mark.parametrize("shared_state", [False, True])
+def test_without_space_it_counts_its_events(shared_state: bool) -> None:
+    done = run(STRAIGHT.format(threads=64), grid=2, depth=0, turns=DESCRIPTOR + 64, shared_state=shared_state)
     assert (done.lost_events, done.lost_chunks) == (4 * 5, 4)
     assert not len(done.chunks)
 
 
+@pytest.mark.parametrize("shared_state", [False, True])
 @pytest.mark.parametrize("shift", [22, 24, 33])
-def test_a_long_wait_in_it_is_exact_or_doubted(shift: int) -> None:
+def test_a_long_wait_in_it_is_exact_or_doubted(shift: int, shared_state: bool) -> None:
     machine = Machine({}, waits={"1": 1 << shift})
-    done = run(STRAIGHT.format(threads=32), threads=32, machine=machine, turns=DESCRIPTOR + 64)
+    text = STRAIGHT.format(threads=32)
+    done = run(text, threads=32, machine=machine, turns=DESCRIPTOR + 64, shared_state=shared_state)
     wait = done.trace.spans.filter(done.trace.spans["site"] == 3)["duration_cycles"][0]
     assert abs(wait - (1 << shift)) < 500 or "wrapped" in kinds(done.trace)
 

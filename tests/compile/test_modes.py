@@ -1,0 +1,154 @@
+"""What ptxas makes of marks whose state is in shared memory, and of roles with other registers.
+
+Needs the ptxas of the wheel nvidia-cuda-nvcc, of CUDA 13.4 or newer for the newest PTX; no GPU.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.compile.test_instrument import CORPUS, FOLDER, FULL, assembled, spills, yields
+from tests.full_kernels import roles
+from tests.machine_code import disassemble
+from warplens.capture.chosen import choose
+from warplens.capture.modules import read_site_sets, registers_and_frame, shared_bytes
+from warplens.capture.triton_builds import Choice, mark
+from warplens.instrument import Mode, Selection, instrument
+from warplens.instrument.shared_state import SHARED_STATE_BYTES
+
+pytestmark = pytest.mark.compile
+WITH_STATICS = """
+.version 8.0
+.target {target}
+.address_size 64
+.extern .shared .align 16 .b8 asked_for[];
+.shared .align 4 .b8 small[100];
+.shared .align 128 .b8 large[4224];
+.visible .entry statics(.param .u64 out)
+.reqntid 64
+{{
+	.reg .b32 %r<9>;
+	.reg .b64 %rd1;
+	ld.param.u64 %rd1, [out];
+	mov.u32 %r1, asked_for;
+	mov.u32 %r2, small;
+	mov.u32 %r3, large;
+	bar.sync 0;
+	ld.shared.u32 %r4, [asked_for+4];
+	ld.shared.u32 %r5, [small+4];
+	ld.shared.u32 %r6, [large+4];
+	st.global.v2.u32 [%rd1], {{%r1, %r2}};
+	st.global.v4.u32 [%rd1+16], {{%r3, %r4, %r5, %r6}};
+	ret;
+}}
+"""
+
+
+def text_of(name: str) -> str:
+    return gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
+
+
+def assembler(folder: Path) -> Callable[[str], str]:
+    """As `choose` wants it."""
+
+    return lambda text: assembled(text, folder, "chosen").log
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name.partition(".ptx")[0])
+def test_with_the_state_in_shared_memory_a_kernel_assembles_and_shared_memory_moves_by_its_size(
+    path: Path, tmp_path: Path
+) -> None:
+    text = gzip.decompress(path.read_bytes()).decode()
+    clean = assembled(text, tmp_path, "clean")
+    found = instrument(text, shared_state=True)
+    marked = assembled(found.text, tmp_path, "marked")
+    assert marked.warnings <= clean.warnings
+    for kernel in found.kernels:
+        moved = shared_bytes(marked.cubin, kernel.name) - shared_bytes(clean.cubin, kernel.name)
+        assert moved == SHARED_STATE_BYTES, kernel.name
+    sets = {own["name"]: own["sites"] for own in read_site_sets(marked.cubin)}
+    assert sets == {own.site_set["name"]: own.site_set["sites"] for own in found.kernels if own.site_set}
+    assert yields(marked.cubin) <= yields(clean.cubin) or path.name.startswith("nvcc_sm_80")  # compiled with -G
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
+def test_beside_other_shared_memory_of_a_kernel_what_is_behind_stays_as_well_aligned(
+    target: str, tmp_path: Path
+) -> None:
+    text = WITH_STATICS.format(target=target).replace(".version 8.0", ".version 8.7")
+    clean = assembled(text, tmp_path, "clean").cubin
+    marked = assembled(instrument(text, shared_state=True).text, tmp_path, "marked").cubin
+    assert shared_bytes(marked, "statics") - shared_bytes(clean, "statics") == SHARED_STATE_BYTES
+
+
+@pytest.mark.parametrize("level", ["waits", "all"])
+def test_a_kernel_with_all_registers_gets_its_marks_with_the_state_in_shared_memory(level: str, tmp_path: Path) -> None:
+    text = text_of(FULL)
+    clean = assembled(text, tmp_path, "clean").cubin
+    assert registers_and_frame(clean) == (255, 0)
+    notes: list[str] = []
+    told: list[str] = []
+    kernel = SimpleNamespace(
+        name="matmul_tma",
+        asm={"ptx": text, "cubin": clean},
+        metadata=SimpleNamespace(num_warps=4, shared=196_688, profile_scratch_size=0),
+    )
+    choice = Choice(None, Selection(level), "", told.append, notes)
+    marked = mark(kernel, choice, lambda own: assembled(own, tmp_path, "marked").cubin)
+    assert marked is not None
+    assert registers_and_frame(marked.cubin) == (255, 0)
+    tried = [line for line in notes if "matmul_tma: the marks" in line or "it gets" in line]
+    assert re.fullmatch(r"matmul_tma: the marks asked for: \d+ bytes spill", tried[0])
+    assert tried[1:] == ["matmul_tma: it gets the marks asked for, state in shared memory"]
+    assert told == []
+
+
+@pytest.mark.parametrize("small", [10, 14, 18])
+def test_a_full_role_with_24_registers_gets_some_of_those_with_240(small: int, tmp_path: Path) -> None:
+    text = roles(small, 100)
+    found = choose(text, Selection(), assembler(tmp_path))
+    asked = [int(own) for own in re.findall(r"setmaxnreg\S+ (\d+);", found.text or "")]
+    assert asked in ([32, 232], [40, 232])
+    assert found.lines[0].endswith("bytes spill")
+    assert found.lines[-1].startswith("roles: it gets the marks asked for, setmaxnreg ")
+    cubin = assembled(found.text or "", tmp_path, "taken").cubin
+    assert registers_and_frame(cubin) == (168, 0)
+    assert [most < number for number, most in registers_by_role(cubin, tmp_path)] == [True, True]
+
+
+def test_a_full_role_with_many_registers_gets_those_that_a_role_with_few_leaves(tmp_path: Path) -> None:
+    found = choose(roles(4, 222, asked=(40, 232)), Selection(), assembler(tmp_path))
+    assert found.lines[-1] == "roles: it gets the marks asked for, setmaxnreg 24 and 240 in place of 40 and 232"
+
+
+def registers_by_role(cubin: bytes, folder: Path) -> list[tuple[int, int]]:
+    """What each role asks for, and the highest register that it uses behind that."""
+    out: list[tuple[int, int]] = []
+    for line in disassemble(cubin, "roles", folder):
+        if asked := re.search(r"USETMAXREG\.\w+\.CTAPOOL (?:UP\d, )?(0x[0-9a-f]+)", line):
+            out.append((int(asked[1], 16), 0))
+        elif out:
+            out[-1] = out[-1][0], max([out[-1][1], *(int(own) for own in re.findall(r"\bR(\d+)\b", line))])
+    return out
+
+
+@pytest.mark.parametrize("name", ["triton_3.6.0_hopper_90", "triton_3.9.0_hopper_90", FULL])
+def test_what_triton_asks_for_can_be_moved(name: str, tmp_path: Path) -> None:
+    text = text_of(name)
+    (kernel,) = instrument(text).kernels
+    clean = assembled(text, tmp_path, "clean")
+    assert kernel.asked is not None
+    moves = list(kernel.asked.moves(registers_and_frame(clean.cubin)[0]))
+    assert [next(iter(moved.values())) for moved in moves[:3]] == [32, 40, 56]
+    for moved in moves[:3]:
+        text_moved = instrument(text, modes={kernel.name: Mode(Selection(), setmaxnreg=moved)}).text
+        marked = assembled(text_moved, tmp_path, "marked")
+        assert marked.warnings <= clean.warnings
+        assert registers_and_frame(marked.cubin)[0] == registers_and_frame(clean.cubin)[0]
+        assert name == FULL or spills(marked.cubin) == 0
