@@ -27,7 +27,7 @@ _COMPLAINED_OF: Final = ("setmaxnreg", "wgmma")
 """What ptxas complains of without a name, ahead of all kernels, is laid to those that have one of these."""
 IGNORED: Final = ("C7507", "C7508")
 """What ptxas says where it ignores every `setmaxnreg`."""
-_SHARED: Final = "state in shared memory"
+SHARED_STATE: Final = "state in shared memory"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
 _MOST_WARPS: Final = 32  # of a block
 _NAMED: Final = re.compile(r"(?:function '([^']+)'|in function ([\w$]+))")
@@ -219,13 +219,16 @@ class Ways:
         if self.most:
             yield f"{what}, {self.most} registers at most", Mode(selection, self.most)
         if self.shared:
-            yield f"{what}, {_SHARED}", Mode(selection, shared_state=True)
+            yield f"{what}, {SHARED_STATE}", Mode(selection, shared_state=True)
         if self.shared and self.most:
-            yield f"{what}, {_SHARED}, {self.most} registers at most", Mode(selection, self.most, shared_state=True)
+            yield (
+                f"{what}, {SHARED_STATE}, {self.most} registers at most",
+                Mode(selection, self.most, shared_state=True),
+            )
         for moved in self.moves:
             yield f"{what}, {told(moved)}", Mode(selection, setmaxnreg=moved)
         for moved in self.moves if self.shared else ():
-            yield f"{what}, {_SHARED}, {told(moved)}", Mode(selection, shared_state=True, setmaxnreg=moved)
+            yield f"{what}, {SHARED_STATE}, {told(moved)}", Mode(selection, shared_state=True, setmaxnreg=moved)
 
 
 def moves_of(kernel: Kernel, registers: int, *, ignored: bool) -> tuple[list[dict[int, int]], str]:

@@ -127,8 +127,13 @@ def copy_to_device(address: int, data: NDArray[Any], stream: int = 0) -> None:
 
 
 def copy_from_device(address: int, shape: tuple[int, ...], dtype: Any, stream: int = 0) -> NDArray[Any]:
-    """Copy device memory into a new array, after what is in `stream`."""
+    """Copy device memory into a new array, after what is in `stream`.
+
+    It is waited for before the copy: a thread that waits within one keeps the driver to itself, and nobody could read
+    what a kernel that hangs has recorded (seen on an H200).
+    """
     data: NDArray[Any] = np.empty(shape, dtype)
+    call("cuStreamSynchronize", stream, doing="waiting for the GPU")
     if data.nbytes:
         call("cuMemcpyDtoHAsync", data.ctypes.data, address, data.nbytes, stream, doing="copying from the GPU")
     call("cuStreamSynchronize", stream, doing="waiting for the GPU")

@@ -296,11 +296,16 @@ class PythonCapture:
         return self._recording
 
     def tell(self, line: str, warning: type[KernelWarning] = KernelWarning) -> None:
+        """One line of what is not recorded, once: in `told`, else as `remark`."""
+        if line not in self.notes:
+            self.told.append(line)
+            self.remark(line, warning)
+
+    def remark(self, line: str, warning: type[KernelWarning] = KernelWarning) -> None:
         """One line for the user, once: as a warning, and in `notes`."""
         if line in self.notes:
             return
         self.notes.append(line)
-        self.told.append(line)
         if self._quiet:
             return
         try:
@@ -452,7 +457,7 @@ class PythonCapture:
         found = Kernel.of(loaded, self._kernels)
         now, before = (own and own["resident_blocks"] for own in (found.entry["traced"], found.entry["clean"]))
         if before is not None and now < before:
-            self.tell(f"{loaded.name}: its marks leave {now} blocks on an SM instead of {before}", door.warning)
+            self.remark(f"{loaded.name}: its marks leave {now} blocks on an SM instead of {before}", door.warning)
         self._kernels.append(found)
         return found
 

@@ -34,7 +34,7 @@ class TritonDoor:
 
     def __init__(self, capture: PythonCapture) -> None:
         self._capture, own = capture, capture.options
-        self._choice = Choice(own.kernels, own.selection, own.key, self._tell, capture.notes)
+        self._choice = Choice(own.kernels, own.selection, own.key, self._tell, capture.notes, self._remark)
         self.hooks = Hooks(own.key, self._tell)
         self._undo = self.hooks.undo
         self._settled: list[tuple[Any, type]] = []
@@ -112,6 +112,9 @@ class TritonDoor:
 
     def _tell(self, line: str) -> None:
         self._capture.tell(line, self.warning)
+
+    def _remark(self, line: str) -> None:
+        self._capture.remark(line, self.warning)
 
     def _settle(self, kernel: Any, plain: type) -> None:
         """Launches of a kernel are not seen any more, and cost what they cost without recording."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from warplens.capture import triton_inductor
-from warplens.capture.chosen import Built, Ways, fewer_and_fewer, moves_of
+from warplens.capture.chosen import SHARED_STATE, Built, Ways, fewer_and_fewer, moves_of
 from warplens.capture.modules import registers_and_frame, shared_bytes
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
@@ -34,7 +34,7 @@ _CLEAN: Final = "// warplens: registers and local bytes of the clean build:"
 class Choice:
     """What a capture wants: kernels whose name holds `kernels`, these marks, compiled apart by `key`.
 
-    `tell` says one line to the user, `notes` hold what is not marked.
+    `tell` says one line of what is not recorded, `remark` one of how the rest is; `notes` hold what is not marked.
     """
 
     kernels: str | None
@@ -42,6 +42,7 @@ class Choice:
     key: str
     tell: Callable[[str], None]
     notes: list[str]
+    remark: Callable[[str], None]
 
     def takes(self, name: str) -> bool:
         """Whether a kernel of this name is wanted."""
@@ -133,9 +134,14 @@ class _Builds:
             raise PtxError(f"its marks would change it, even if its begin and end alone were marked ({why})")
         fits, marked, found, named = tried[-1] if tried[-1][0] >= blocks else tried[0]
         if fits < blocks:
-            self._choice.tell(f"{name}: its marks leave {fits} blocks on an SM instead of {blocks}")
+            self._choice.remark(f"{name}: its marks leave {fits} blocks on an SM instead of {blocks}")
         if not named.startswith("the marks asked for"):
-            self._choice.tell(f"{name} has no registers for all of its marks: it gets {named}")
+            self._choice.remark(f"{name} has no registers for all of its marks: it gets {named}")
+        elif SHARED_STATE in named:
+            more = (
+                "marks cost more there (matmuls ran 1.5 to 1.7 times as long), and fewer may fit in registers (--sites)"
+            )
+            self._choice.remark(f"{name}: it gets {named}: {more}")
         elif lines:
             self._choice.notes.append(f"{name}: it gets {named}")
         for kernel in found.kernels:

@@ -138,7 +138,7 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
         for path in own:
             click.echo(f"recorded by the program itself: {visible(path, limit=4096)}", err=True)
         if not files:
-            _tell_what_ran(notes, request, nothing=not own)
+            _tell_what_ran(notes, request, nothing=not own, cut=bool(ending.why))
             return ending.code or (FINE if own else MISSING)
         ranked = files > 1 or rank_of(dict(os.environ)) is not None
         return _keep(folder, output, ranked, force, notes, ending.code)
@@ -230,10 +230,10 @@ def _tell_left_out(notes: list[dict[str, Any]]) -> None:
         click.echo(f"marks: {len(remarks) - _LISTED:,} more lines, in the traces' manifests", err=True)
 
 
-def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bool = True) -> None:
+def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bool = True, cut: bool = False) -> None:
     """Where nothing was recorded: the kernels that ran, as far as they were seen, and what could not be.
 
-    `nothing`: nor by the program itself.
+    `nothing`: nor by the program itself. `cut`: its end was none of its own.
     """
     click.echo("nothing was recorded" if nothing else "nothing else was recorded", err=True)
     _tell_left_out(notes)
@@ -258,7 +258,9 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bo
     if loaded:
         text = "whose own kernels are not seen, but those of Triton, numba.cuda.jit, CuPy's RawKernel and RawModule"
         click.echo(f"Python processes used {', '.join(map(visible, loaded))}, {text}", err=True)
-    if nothing and not counts and not any(note.get("left_out") for note in notes):
+    if cut and not notes:
+        click.echo("what it launched is not known: its processes were stopped before they could say", err=True)
+    elif nothing and not counts and not any(note.get("left_out") for note in notes):
         text = "no launch was seen: warplens sees those of .cu files that include warplens/host.hpp or that"
         click.echo(
             f"{text} `warplens nvcc` compiled, of Triton, CuPy, Numba and warplens.Kernel",

@@ -75,7 +75,10 @@ class Saving:
         for remark in answers.remarks:
             click.echo(f"warplens: {visible(remark, limit=400)}", err=True)
         for pid in answers.silent:
-            text = f"process {pid} did not save what was under way in time: its complete launches are kept"
+            text = (
+                f"process {pid} did not save what was under way in time (where it waits within a copy, cudaMemcpy, the "
+                "driver is not to be had): what had been read before is kept"
+            )
             click.echo(f"warplens: {text}", err=True)
         if "time-out" in why and not (answers.saved or answers.remarks or answers.silent):
             click.echo("warplens: no launch that is recorded was under way", err=True)

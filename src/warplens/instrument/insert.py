@@ -15,6 +15,7 @@ from typing import Final
 from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.flow import Block, Flow, Loop, reach
+from warplens.instrument.places import any_lane
 from warplens.instrument.read import LINE, STATEMENT, Module
 from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
@@ -188,7 +189,7 @@ class Inserter:
                 text += recorder.ask_turn(turn.marks + turn.at_end, together)
             else:
                 text += recorder.clock(own)
-            text += recorder.any_lane(mark.guard, mark.negated) if mark.guard else []
+            text += any_lane(mark.guard, mark.negated) if mark.guard else []
             text += recorder.record("%wl_now" if asks or early else "", code, own)
             waits = self._can_wait(mark) and (mark is not run[-1] or (is_last and turn is None))
             if slot < product:

@@ -1,11 +1,19 @@
-"""PTX that numbers blocks and threads, and the word of a chunk's header that says what it is.
+"""Parts of the recorder that need to know nothing of a kernel: who a warp is, where it stands, what it waits for.
 
-In: names of registers. Out: lines of PTX; they use %wl_r15.
+In: names of registers. Out: lines of PTX, in which the names of the recorder's state stand (recorder.py).
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from warplens import layout
+
+WARPS: Final = (1 << layout.META_WARP_BITS) - 1
+OWN: Final = (1 << layout.META_SM_SHIFT + layout.META_SM_BITS) - 1
+"""The low bits of %wl_left: warp and SM."""
+EMPTY: Final = 4 * layout.HEADER_WORDS - 4
+"""Low bits of the place in a chunk without records."""
 
 
 def block(register: str) -> list[str]:
@@ -37,3 +45,83 @@ def _linear(register: str, index: str, size: str) -> list[str]:
         f"mov.u32 %wl_r15, %{index}.x;",
         f"add.u32 {register}, {register}, %wl_r15;",
     ]
+
+
+def look_up() -> list[str]:
+    """Whether the block stands in the list, where there is one. Launches that a window of replays would
+    choose (CHOICE_WINDOW) are not recorded: nothing here counts them."""
+    return [
+        f"and.b32 %wl_r5, %wl_c3, {layout.CHOICE_WINDOW};",
+        "setp.eq.and.u32 %wl_p0, %wl_r5, 0, %wl_p0;",
+        f"and.b32 %wl_r5, %wl_c3, {layout.CHOICE_LIST};",
+        "setp.ne.and.u32 %wl_p1, %wl_r5, 0, %wl_p0;",
+        "mov.u64 %wl_q0, 0;",
+        "mov.u32 %wl_r5, 0;",
+        "mov.u32 %wl_r6, 0;",
+        f"@%wl_p1 ld.global.u64 %wl_q0, [%wl_control+{layout.CONTROL_LIST_ADDRESS}];",
+        f"@%wl_p1 ld.global.u32 %wl_r5, [%wl_control+{layout.CONTROL_LIST_BLOCKS}];",
+        "setp.lt.and.u32 %wl_p2, %wl_block, %wl_r5, %wl_p1;",
+        "shr.u32 %wl_r5, %wl_block, 5;",
+        "mad.wide.u32 %wl_q0, %wl_r5, 4, %wl_q0;",
+        "@%wl_p2 ld.global.u32 %wl_r6, [%wl_q0];",
+        "and.b32 %wl_r5, %wl_block, 31;",
+        "shr.u32 %wl_r6, %wl_r6, %wl_r5;",
+        "and.b32 %wl_r6, %wl_r6, 1;",
+        "setp.ne.u32 %wl_p2, %wl_r6, 0;",
+        "not.pred %wl_p3, %wl_p1;",
+        "or.pred %wl_p3, %wl_p3, %wl_p2;",
+        "and.pred %wl_p0, %wl_p0, %wl_p3;",
+    ]
+
+
+def held() -> list[str]:
+    """`%wl_r4`: records in the chunk; `%wl_q0`: the chunk."""
+    return [
+        f"and.b32 %wl_r4, %wl_lo, {layout.CHUNK_BYTES - 1};",
+        "sub.u32 %wl_r5, %wl_lo, %wl_r4;",
+        f"sub.u32 %wl_r4, %wl_r4, {EMPTY};",
+        "shr.u32 %wl_r4, %wl_r4, 2;",
+        "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
+    ]
+
+
+def meta(register: str, flags: int, more: str = "") -> list[str]:
+    """Word 1 of a header. `more`: a register that holds all of it but warp and SM."""
+    return [
+        f"and.b32 %wl_r13, %wl_left, {OWN};",
+        f"or.b32 {register}, %wl_r13, {more or header_word(flags)};",
+    ]
+
+
+def with_sm() -> list[str]:
+    """Puts the SM beside the warp's number in %wl_left."""
+    return [
+        "mov.u32 %wl_r14, %smid;",
+        f"shl.b32 %wl_r14, %wl_r14, {layout.META_SM_SHIFT};",
+        "or.b32 %wl_left, %wl_left, %wl_r14;",
+    ]
+
+
+def pinned(values: tuple[tuple[str, int], ...]) -> list[str]:
+    """Waits until loaded values are there, each a register and its bits.
+
+    The low two bits of the place are 0, which ptxas cannot know: the store that holds the values in front of the
+    clock is never made.
+    """
+    out = ["and.b32 %wl_r4, %wl_lo, 3;", "mov.u32 %wl_r5, 0;"]
+    for register, bits in values:
+        move = f"mov.b32 %wl_r3, {register};" if bits == 32 else f"mov.b64 {{%wl_r3, %wl_r6}}, {register};"
+        out += [move, "or.b32 %wl_r5, %wl_r5, %wl_r3;"]
+    return [
+        *out,
+        "and.b32 %wl_r5, %wl_r5, %wl_r4;",
+        "setp.ne.u32 %wl_p4, %wl_r5, 0;",
+        "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
+        "@%wl_p4 st.global.u32 [%wl_ad], %wl_r5;",
+    ]
+
+
+def any_lane(predicate: str, negated: bool) -> list[str]:
+    """`%wl_p5`: whether an instruction with this predicate does anything in this warp."""
+    sign = "!" if negated else ""
+    return ["activemask.b32 %wl_r2;", f"vote.sync.any.pred %wl_p5, {sign}{predicate}, %wl_r2;"]

@@ -2,7 +2,7 @@
 
 In: the number of bits of a code, facts of the kernel. Out: lines of PTX. It writes what the policy `stream` of the
 headers writes (layout.py), by lane 0 of each warp, and asks for memory once a slab of chunks. No call and no loop, and
-no branch but one that tells that a chunk is full: what is rare stands behind the kernel's last instruction and is
+no branch but where a chunk is full and a slab has none left: that stands behind the kernel's last instruction and is
 predicated throughout, so that lanes that have parted can do it too (docs/adr/0012-instrumenting-ptx.md).
 
 State, in every lane: `%wl_lo`, `%wl_hi`: where the last record went, so that the next goes 4 bytes behind; the high
@@ -24,12 +24,23 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from warplens import layout
-from warplens.instrument.places import block, header_word, thread
+from warplens.instrument.places import (
+    EMPTY,
+    OWN,
+    WARPS,
+    block,
+    header_word,
+    held,
+    look_up,
+    meta,
+    pinned,
+    thread,
+    with_sm,
+)
 from warplens.layout import ChunkFlag, Control
 
 _FULL: Final = layout.CHUNK_BYTES - 4
 """Low bits of the place when the chunk is full."""
-_EMPTY: Final = 4 * layout.HEADER_WORDS - 4
 _LAST_BESIDE_BLOCK_RECORD: Final = 4 * layout.BLOCK_RECORD_WORD - 8
 _GROUP: Final = 2
 """Records of a straight kernel that go out in one store."""
@@ -45,10 +56,8 @@ _SLAB_SHIFT: Final = layout.CURSOR_COUNT.bit_length() - 1
 _RECIPROCAL: Final = -(-(1 << 35) // layout.RECORD_SLOTS)
 _RECIPROCAL_SHIFT: Final = 3  # n / 26 is the high half of n times this, without its low bits
 END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
-_WARPS: Final = (1 << layout.META_WARP_BITS) - 1
-_OWN: Final = (1 << layout.META_SM_SHIFT + layout.META_SM_BITS) - 1
 _LEFT_SHIFT: Final = layout.META_SM_SHIFT + layout.META_SM_BITS
-_NO_SPACE: Final = 0xFFFFFFFF & ~_OWN
+_NO_SPACE: Final = 0xFFFFFFFF & ~OWN
 MOST_CHUNKS_A_SLAB: Final = (_NO_SPACE >> _LEFT_SHIFT) - 1
 _GROWTH_SHIFT: Final = 3
 _MOST_GROWN: Final = 64
@@ -113,10 +122,10 @@ class Recorder:
             "shr.u32 %wl_r3, %wl_c0, %wl_left;",
             "and.b32 %wl_r3, %wl_r3, 1;",
             "setp.ne.and.u32 %wl_p0, %wl_r3, 0, %wl_p0;",
-            *self._with_sm(),
+            *with_sm(),
             "mov.u64 %wl_q3, %gridid;",
             "cvt.u32.u64 %wl_grid, %wl_q3;",
-            *(self._look_up() if self.listed else []),
+            *(look_up() if self.listed else []),
             "and.b32 %wl_r4, %wl_r0, 31;",
             "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
             "mov.u32 %wl_seq, 0;",
@@ -127,37 +136,11 @@ class Recorder:
             "@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
         ]
 
-    def _look_up(self) -> list[str]:
-        """Whether the block stands in the list, where there is one. Launches that a window of replays would
-        choose (CHOICE_WINDOW) are not recorded: nothing here counts them."""
-        return [
-            f"and.b32 %wl_r5, %wl_c3, {layout.CHOICE_WINDOW};",
-            "setp.eq.and.u32 %wl_p0, %wl_r5, 0, %wl_p0;",
-            f"and.b32 %wl_r5, %wl_c3, {layout.CHOICE_LIST};",
-            "setp.ne.and.u32 %wl_p1, %wl_r5, 0, %wl_p0;",
-            "mov.u64 %wl_q0, 0;",
-            "mov.u32 %wl_r5, 0;",
-            "mov.u32 %wl_r6, 0;",
-            f"@%wl_p1 ld.global.u64 %wl_q0, [%wl_control+{layout.CONTROL_LIST_ADDRESS}];",
-            f"@%wl_p1 ld.global.u32 %wl_r5, [%wl_control+{layout.CONTROL_LIST_BLOCKS}];",
-            "setp.lt.and.u32 %wl_p2, %wl_block, %wl_r5, %wl_p1;",
-            "shr.u32 %wl_r5, %wl_block, 5;",
-            "mad.wide.u32 %wl_q0, %wl_r5, 4, %wl_q0;",
-            "@%wl_p2 ld.global.u32 %wl_r6, [%wl_q0];",
-            "and.b32 %wl_r5, %wl_block, 31;",
-            "shr.u32 %wl_r6, %wl_r6, %wl_r5;",
-            "and.b32 %wl_r6, %wl_r6, 1;",
-            "setp.ne.u32 %wl_p2, %wl_r6, 0;",
-            "not.pred %wl_p3, %wl_p1;",
-            "or.pred %wl_p3, %wl_p3, %wl_p2;",
-            "and.pred %wl_p0, %wl_p0, %wl_p3;",
-        ]
-
     def open(self, code: int) -> list[str]:
         """The first chunk, and in it the record of the kernel's begin."""
         first = "setp.eq.and.u32 %wl_p3, %wl_r13, 0, %wl_p1;"
         gt = f"@%wl_p3 st.global.cs.u32 [%wl_ad+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;"
-        straight = [f"and.b32 %wl_r13, %wl_left, {_WARPS};", first, gt] if self.straight is not None else []
+        straight = [f"and.b32 %wl_r13, %wl_left, {WARPS};", first, gt] if self.straight is not None else []
         lost = [f"@%wl_p2 or.b32 %wl_lo, %wl_lo, {_LOST};"] if self.straight is not None else []
         return [
             f"setp.ge.u32 %wl_w, %wl_left, {_NO_SPACE};",
@@ -167,7 +150,7 @@ class Recorder:
             "mov.b64 {%wl_lo, %wl_hi}, %wl_ad;",
             "selp.b32 %wl_lo, %wl_lo, 0, %wl_p1;",
             "selp.b32 %wl_hi, %wl_hi, 0, %wl_p1;",
-            f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
+            f"add.u32 %wl_lo, %wl_lo, {EMPTY};",
             *lost,
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.record("%wl_begin", code, 0),
@@ -193,7 +176,7 @@ class Recorder:
             f"shr.u32 %wl_r2, %wl_r2, {_SLAB_SHIFT};",
             "sub.u32 %wl_r2, %wl_r2, 1;",
             f"shl.b32 %wl_r2, %wl_r2, {_LEFT_SHIFT};",
-            f"and.b32 %wl_r3, %wl_left, {_OWN};",
+            f"and.b32 %wl_r3, %wl_left, {OWN};",
             "or.b32 %wl_r2, %wl_r2, %wl_r3;",
             "selp.b32 %wl_left, %wl_r2, %wl_left, %wl_p1;",
         ]
@@ -285,18 +268,9 @@ class Recorder:
         """Which register holds a straight kernel's record `at`."""
         return at % _GROUP
 
-    def store(self, clock: str, code: int, at: int) -> list[str]:
-        """The record of a 64-bit clock, stored at once."""
-        return [*self.record(clock, code, 0), *self.put(0, at)]
-
     def advance(self, marks: int, guard: str = "") -> list[str]:
         """The place behind so many marks; behind one that was taken only where `guard` holds."""
         return [f"{f'@{guard} ' if guard else ''}add.u32 %wl_lo, %wl_lo, {4 * marks};"]
-
-    def any_lane(self, predicate: str, negated: bool) -> list[str]:
-        """`%wl_p5`: whether an instruction with this predicate does anything in this warp."""
-        sign = "!" if negated else ""
-        return ["activemask.b32 %wl_r2;", f"vote.sync.any.pred %wl_p5, {sign}{predicate}, %wl_r2;"]
 
     def settle(self, together: bool) -> list[str]:
         """Lets a barrier take effect: one instruction stands between it and the clock, as in device.cuh's settle.
@@ -308,22 +282,8 @@ class Recorder:
         return [f"mov.u32 %wl_r3, {self.shared};", "ld.volatile.shared.u32 %wl_r3, [%wl_r3];"]
 
     def pin(self, values: tuple[tuple[str, int], ...]) -> list[str]:
-        """Waits until loaded values are there, each a register and its bits.
-
-        The low two bits of the place are 0, which ptxas cannot know: the store that holds the values in front of the
-        clock is never made.
-        """
-        out = ["and.b32 %wl_r4, %wl_lo, 3;", "mov.u32 %wl_r5, 0;"]
-        for register, bits in values:
-            move = f"mov.b32 %wl_r3, {register};" if bits == 32 else f"mov.b64 {{%wl_r3, %wl_r6}}, {register};"
-            out += [move, "or.b32 %wl_r5, %wl_r5, %wl_r3;"]
-        return [
-            *out,
-            "and.b32 %wl_r5, %wl_r5, %wl_r4;",
-            "setp.ne.u32 %wl_p4, %wl_r5, 0;",
-            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
-            "@%wl_p4 st.global.u32 [%wl_ad], %wl_r5;",
-        ]
+        """Waits until loaded values are there, each a register and its bits."""
+        return pinned(values)
 
     def next(self, number: int, together: bool, back: str = "", records: int = 0) -> list[str]:
         """The chunk behind a full one, or behind one that reaches too far back; without space events are counted.
@@ -338,27 +298,27 @@ class Recorder:
         return [
             f"$wl_next_{number}:",
             *(self._behind_turn(records) if records else []),
-            *self._held(),
+            *held(),
             "setp.ne.u32 %wl_p0, %wl_hi, 0;",
             "add.u32 %wl_seq, %wl_seq, %wl_r4;",
             *(self._in_slab(number, back) if together else []),
             # Longer than records tell lay between this chunk's begin and the mark: it says no more that they do.
             "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_p0;",
-            *self._meta("%wl_r7", 0),
+            *meta("%wl_r7", 0),
             f"shl.b32 %wl_r8, %wl_r4, {layout.META_COUNT_SHIFT};",
             "or.b32 %wl_r7, %wl_r7, %wl_r8;",
             f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r7;",
             f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
-            f"setp.gt.and.u32 %wl_p3, %wl_left, {_OWN}, %wl_p0;",
-            f"setp.le.and.u32 %wl_p5, %wl_left, {_OWN}, %wl_p0;",
-            f"@%wl_p3 sub.u32 %wl_left, %wl_left, {_OWN + 1};",
+            f"setp.gt.and.u32 %wl_p3, %wl_left, {OWN}, %wl_p0;",
+            f"setp.le.and.u32 %wl_p5, %wl_left, {OWN}, %wl_p0;",
+            f"@%wl_p3 sub.u32 %wl_left, %wl_left, {OWN + 1};",
             f"@%wl_p5 or.b32 %wl_left, %wl_left, {_NO_SPACE};",
             f"add.u64 %wl_q2, %wl_q0, {_STRIDE};",
             *self._again(),
-            f"and.b32 %wl_left, %wl_left, {0xFFFFFFFF & ~(_OWN & ~_WARPS)};",
-            *self._with_sm(),
+            f"and.b32 %wl_left, %wl_left, {0xFFFFFFFF & ~(OWN & ~WARPS)};",
+            *with_sm(),
             "selp.b64 %wl_q2, %wl_ad, %wl_q2, %wl_p1;",
             "or.pred %wl_p3, %wl_p3, %wl_p1;",
             *self._header("%wl_p3", "%wl_q2", "%wl_now"),
@@ -369,14 +329,14 @@ class Recorder:
         """The usual case, for a whole warp: the slab has a chunk behind this one, which reaches far enough."""
         return [
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
-            f"setp.le.and.u32 %wl_p3, %wl_left, {_OWN}, %wl_p0;",
+            f"setp.le.and.u32 %wl_p3, %wl_left, {OWN}, %wl_p0;",
             "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_p0;",
             "or.pred %wl_p3, %wl_p3, %wl_p1;",
             "vote.sync.any.pred %wl_p3, %wl_p3, 0xffffffff;",
             f"@%wl_p3 bra.uni $wl_slab_{number};",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
             f"add.u64 %wl_q2, %wl_q0, {_STRIDE};",
-            f"@%wl_p0 sub.u32 %wl_left, %wl_left, {_OWN + 1};",
+            f"@%wl_p0 sub.u32 %wl_left, %wl_left, {OWN + 1};",
             *self._header("%wl_p0", "%wl_q2", "%wl_now"),
             *self._open_chunk("%wl_p0", back),
             f"$wl_slab_{number}:",
@@ -388,7 +348,7 @@ class Recorder:
             "mov.b64 {%wl_lo, %wl_hi}, %wl_q2;",
             f"selp.b32 %wl_lo, %wl_lo, 0, {predicate};",
             f"selp.b32 %wl_hi, %wl_hi, 0, {predicate};",
-            f"add.u32 %wl_lo, %wl_lo, {_EMPTY};",
+            f"add.u32 %wl_lo, %wl_lo, {EMPTY};",
             "mov.u32 %wl_ep, %wl_e;",
             f"bra.uni {back};",
         ]
@@ -402,16 +362,6 @@ class Recorder:
             "and.b32 %wl_r4, %wl_lo, 3;",
             "setp.ne.u32 %wl_p4, %wl_r4, 0;",
             *(f"@%wl_p4 st.global.u32 [%wl_ad], %wl_k{own};" for own in range(records)),
-        ]
-
-    def _held(self) -> list[str]:
-        """`%wl_r4`: records in the chunk; `%wl_q0`: the chunk."""
-        return [
-            f"and.b32 %wl_r4, %wl_lo, {layout.CHUNK_BYTES - 1};",
-            "sub.u32 %wl_r5, %wl_lo, %wl_r4;",
-            f"sub.u32 %wl_r4, %wl_r4, {_EMPTY};",
-            "shr.u32 %wl_r4, %wl_r4, 2;",
-            "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
         ]
 
     def _again(self) -> list[str]:
@@ -435,23 +385,24 @@ class Recorder:
         return [
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_end, %globaltimer;",
-            f"and.b32 %wl_r9, %wl_left, {_WARPS};",
+            f"and.b32 %wl_r9, %wl_left, {WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {_FULL - 4}, %wl_p5;",
             *self._is_full("%wl_r9", together),
             f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};",
             f"$wl_back_{number}:",
-            *self.store("%wl_now", END_CODE, 0),
-            *self._held(),
+            *self.record("%wl_now", END_CODE, 0),
+            *self.put(0, 0),
+            *held(),
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
             f"add.u32 %wl_r6, %wl_gt, {layout.RECORD_SLOTS - 1};",
             f"mul.hi.u32 %wl_r6, %wl_r6, {_RECIPROCAL};",
             f"shr.u32 %wl_r6, %wl_r6, {_RECIPROCAL_SHIFT};",
             *self._lose("%wl_gt", "%wl_r6"),
-            f"and.b32 %wl_r9, %wl_left, {_WARPS};",
+            f"and.b32 %wl_r9, %wl_left, {WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
-            *self._meta("%wl_r9", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
+            *meta("%wl_r9", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
             *self._block_record("%wl_r9"),
             f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;",
         ]
@@ -473,7 +424,7 @@ class Recorder:
             f"mov.u32 %wl_r4, {records};",
             "mov.u32 %wl_r6, 1;",
             *self._lose("%wl_r4", "%wl_r6"),
-            f"add.u32 %wl_r5, %wl_lo, {-_EMPTY};",
+            f"add.u32 %wl_r5, %wl_lo, {-EMPTY};",
             "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
             *thread("%wl_r3", flat=self.flat),
             "setp.lt.u32 %wl_p5, %wl_r3, 32;",
@@ -481,11 +432,11 @@ class Recorder:
             f"setp.lt.and.u32 %wl_p5, %wl_d, {1 << self.code_bits}, %wl_p5;",
             "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_w;",
             "shr.u32 %wl_left, %wl_r3, 5;",
-            *self._with_sm(),
+            *with_sm(),
             f"selp.b32 %wl_r7, {header_word(far[1], records)}, {header_word(far[0], records)}, %wl_p5;",
             f"selp.b32 %wl_r8, {header_word(with_record)}, {header_word(plain)}, %wl_p5;",
             "selp.b32 %wl_r7, %wl_r7, %wl_r8, %wl_p1;",
-            *self._meta("%wl_r9", 0, "%wl_r7"),
+            *meta("%wl_r9", 0, "%wl_r7"),
             f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r9;",
             f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
             *self._block_record("%wl_r9"),
@@ -520,24 +471,9 @@ class Recorder:
 
     def _header(self, predicate: str, chunk: str, clock: str) -> list[str]:
         return [
-            *self._meta("%wl_r11", int(ChunkFlag.STREAM)),
+            *meta("%wl_r11", int(ChunkFlag.STREAM)),
             f"@{predicate} st.global.cs.v4.u32 [{chunk}], {{%wl_block, %wl_r11, %wl_grid, %wl_seq}};",
             f"@{predicate} st.global.cs.u64 [{chunk}+{4 * layout.WORD_BASE_LOW}], {clock};",
-        ]
-
-    def _meta(self, register: str, flags: int, more: str = "") -> list[str]:
-        """Word 1 of a header. `more`: a register that holds all of it but warp and SM."""
-        return [
-            f"and.b32 %wl_r13, %wl_left, {_OWN};",
-            f"or.b32 {register}, %wl_r13, {more or header_word(flags)};",
-        ]
-
-    def _with_sm(self) -> list[str]:
-        """Puts the SM beside the warp's number in %wl_left."""
-        return [
-            "mov.u32 %wl_r14, %smid;",
-            f"shl.b32 %wl_r14, %wl_r14, {layout.META_SM_SHIFT};",
-            "or.b32 %wl_left, %wl_left, %wl_r14;",
         ]
 
     def _cursor(self) -> list[str]:
@@ -548,7 +484,7 @@ class Recorder:
             "add.u32 %wl_r13, %wl_r13, %wl_r15;",
         ]
         return [
-            f"and.b32 %wl_r13, %wl_left, {_WARPS};",
+            f"and.b32 %wl_r13, %wl_left, {WARPS};",
             "mad.lo.u32 %wl_r13, %wl_block, 33, %wl_r13;",
             *([] if self.straight is not None else spread),
             f"shl.b32 %wl_r13, %wl_r13, {layout.CURSOR_STRIDE.bit_length() - 1};",

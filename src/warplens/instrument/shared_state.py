@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from warplens.instrument.places import block, thread
-from warplens.instrument.recorder import _OWN, Recorder
+from warplens.instrument.places import OWN, block, thread
+from warplens.instrument.recorder import Recorder
 
 SHARED_STATE: Final = "warplens_state"
 SHARED_STATE_BYTES: Final = 1024
@@ -149,6 +149,6 @@ def _left() -> list[str]:
     """The warp's number and SM alone in lanes that write nothing."""
     return [
         _load("%wl_left"),
-        f"and.b32 %wl_r15, %wl_left, {_OWN};",
+        f"and.b32 %wl_r15, %wl_left, {OWN};",
         "selp.b32 %wl_left, %wl_left, %wl_r15, %wl_lane;",
     ]

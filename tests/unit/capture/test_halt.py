@@ -167,3 +167,11 @@ def test_ctrl_c_ends_the_wait_at_a_programs_end() -> None:
         raise KeyboardInterrupt
 
     assert ends.wait_at_end(interrupted, "its launch") == "Ctrl-C came behind the program's end"
+
+
+def test_a_copy_from_the_gpu_waits_for_its_stream_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits within a copy keeps the driver to itself: nobody could save what a kernel that hangs has."""
+    calls: list[str] = []
+    monkeypatch.setattr(driver, "call", lambda name, *_, **__: calls.append(name))
+    assert driver.copy_from_device(4096, (3,), np.float32, 7).shape == (3,)
+    assert calls == ["cuStreamSynchronize", "cuMemcpyDtoHAsync", "cuStreamSynchronize"]

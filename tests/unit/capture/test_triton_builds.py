@@ -129,14 +129,15 @@ def test_a_kernel_with_setmaxnreg_is_given_no_limit(fake: Fake, monkeypatch: pyt
 @pytest.mark.usefixtures("fake")
 def test_where_the_state_in_registers_spills_it_moves_to_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_builds, "registers_and_frame", spills_without_shared_state)
-    with TritonCapture() as capture:
+    with pytest.warns(TritonWarning, match="marks cost more there"), TritonCapture() as capture:
         text, _ = loaded()
     assert ".shared .align 8 .b8 warplens_state[1024];" in text
-    assert capture.notes == [
+    assert capture.notes[:2] == [
         "k: the marks asked for: 8 bytes spill",
         "k: the marks asked for, 40 registers at most: 8 bytes spill",
-        "k: it gets the marks asked for, state in shared memory",
     ]
+    assert capture.notes[2].startswith("k: it gets the marks asked for, state in shared memory: ")
+    assert capture.told == []
 
 
 def spills_without_shared_state(cubin: bytes) -> tuple[int, int]:

@@ -37,6 +37,10 @@ def save(why):
     return True, ""
 
 saver = Saver(folder, f"{os.getpid()}-kernel", save)
+if "silent" in sys.argv:  # as where the driver is not to be had
+    list(map(Path.unlink, folder.glob("*.wlens*")))
+    print("hangs", flush=True)
+    time.sleep(60)
 saver.start()
 if "deaf" in sys.argv:  # as a main thread is that waits for the GPU
     signal.signal(signal.SIGINT, lambda *_: print("heard", flush=True))
@@ -122,3 +126,12 @@ def test_a_program_with_nothing_under_way_hears_each_ctrl_c(tmp_path: Path) -> N
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGTERM, err
+
+
+def test_of_a_program_that_is_stopped_before_it_said_anything_that_is_told(tmp_path: Path) -> None:
+    running = start(tmp_path, "--timeout", "3", mode="silent")
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 124, err
+    assert "nothing was recorded" in err, err
+    assert "what it launched is not known: its processes were stopped before they could say" in err, err
+    assert "no launch was seen" not in err, err
