@@ -170,13 +170,10 @@ class Inserter:
         flow = self._flow
         block = flow.block_of[run[0].index]
         turn = self._turn_of.get(id(run[0]))
-        held: list[tuple[int, int]] = []  # records that are not stored yet: the register and place of each
-        product = self._product_wait(run) if turn is not None else -1
+        held: tuple[int, int] | None = None  # a record that is not stored yet: its register and place
         for slot, mark in enumerate(run):
             together = not flow.is_in_part(mark.index, mark.behind)
-            text = [line for record in held for line in recorder.put(*record)] if slot == product else []
-            held = [] if slot == product else held
-            text += recorder.settle(together) if mark.settles else []
+            text = recorder.settle(together) if mark.settles else []
             text += recorder.pin(mark.pins) if mark.pins else []
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             guard = "%wl_p5" if mark.guard else ""
@@ -191,18 +188,15 @@ class Inserter:
                 text += recorder.clock(own)
             text += any_lane(mark.guard, mark.negated) if mark.guard else []
             text += recorder.record("%wl_now" if asks or early else "", code, own)
+            text += recorder.put(*held) if held is not None else []
             waits = self._can_wait(mark) and (mark is not run[-1] or (is_last and turn is None))
-            if slot < product:
-                held.append((own, slot))
-            else:
-                text += [line for record in held for line in recorder.put(*record)]
-                held = [(own, slot)] if waits else []
-                text += recorder.put(own, slot, guard) if not waits else []
-            if mark is run[-1] and not held:
+            held = (own, slot) if waits else None
+            text += recorder.put(own, slot, guard) if held is None else []
+            if mark is run[-1] and held is None:
                 text += recorder.advance(len(run), guard)
             self._add(self._scopes.outside(flow.code[mark.index].statement, mark.behind), text, code)
-        if held:
-            self._add(self._end_of_block(flow.blocks[block]), [*recorder.put(*held[0]), *recorder.advance(len(run))])
+        if held is not None:
+            self._add(self._end_of_block(flow.blocks[block]), [*recorder.put(*held), *recorder.advance(len(run))])
 
     def _can_wait(self, mark: Mark) -> bool:
         """Whether a mark's record is stored behind the next clock, where the kernel is about to wait anyway."""
@@ -216,15 +210,6 @@ class Inserter:
             and self._scopes.depth(last.statement) == 0
             and not (last.predicate and last.name in _LEAVES)
         )
-
-    def _product_wait(self, run: list[Mark]) -> int:
-        """Which mark of the run stands in front of the first wait for wgmma, if none before it has a guard; else -1."""
-        for slot, mark in enumerate(run):
-            if mark.guard:
-                break
-            if not mark.behind and self._flow.code[mark.index].opcode.startswith("wgmma.wait_group"):
-                return slot
-        return -1
 
     def _end_of_block(self, block: Block) -> int:
         """The place in front of the jump that ends a block, or behind its last instruction."""

@@ -180,20 +180,6 @@ __device__ __forceinline__ u32 ask_for_chunk(u32 sequence) {
   return fetch_add(cursor_address(sequence), layout::kCursorCount);
 }
 
-// The index of a warp's next chunk; `left` of those behind it, each kCursorCount farther, are the warp's too. In loops
-// chunks are asked for in functions, which return when the answer is there: the more records a warp has written, the
-// more chunks it asks for at once. A ring has none to spare.
-__device__ __forceinline__ u32 next_chunk(u32 index, u32& left, u32 sequence) {
-  if (left != 0) {
-    --left;
-    return index + layout::kCursorCount;
-  }
-  constexpr u32 kRecordsAChunkMore = 64, kMostMore = 7;
-  const u32 more = sequence / kRecordsAChunkMore;
-  left = kKeepNewest ? 0u : more < kMostMore ? more : kMostMore;
-  return fetch_add(cursor_address(sequence), (1u + left) * layout::kCursorCount);
-}
-
 __device__ __forceinline__ u64 chunk_address(u32 index) {
   return chunks_address() + static_cast<u64>(index) * layout::kChunkBytes;
 }

@@ -24,7 +24,6 @@ struct Place {
   bool asked;
   bool on;  // the warp is recorded
   u32 launch;
-  u32 index, left;  // see next_chunk: of the chunk that this lane began last
 };
 
 // What a chunk of a ring held goes: the header first, so that who looks while the kernel runs takes no part of it for
@@ -66,8 +65,7 @@ WARPLENS_DETAIL_CALLED Place open_chunk(Place before, u64 now, u32 sequence, u32
   place.writes = place.on && linear_thread() % 32u == static_cast<u32>(__ffs(active) - 1);
   if (place.writes) {
     if (before.writes && before.high == 0 && events != 0) count_lost(events);
-    place.index = next_chunk(before.index, place.left, sequence);
-    const u64 chunk = find_address(place.index, sequence);
+    const u64 chunk = find_address(ask_for_chunk(sequence), sequence);
     if (chunk != 0) {
       if (kKeepNewest) empty_chunk<kLive>(chunk);
       store_word(chunk + 4u * layout::kWordBaseLow, low(now));
@@ -167,7 +165,7 @@ class Direct {
   u32 events_ = 0;    // in the chunk
   u32 sequence_ = 0;  // of the next record
   u32 begin_globaltimer_ = 0;
-  Place place_{0, 0, false, false, false, 0, 0, 0};
+  Place place_{0, 0, false, false, false, 0};
   Choice choice_;
 };
 

@@ -24,7 +24,6 @@ struct Kept {
   u32 count;     // records
   u32 sequence;  // of the first of them
   u32 index;     // lane 0: of the chunk asked for; kNone elsewhere
-  u32 left;      // lane 0: chunks behind that one, of the same cursor, that this warp has asked for too
   u32 raws;      // bit n: record n is an id or a payload
   u32 grid;      // what a chunk says of its launch, where that is not known without asking
   u32 flags;     // kFlagExact where all records have the high half of clock64 that the base has
@@ -38,12 +37,12 @@ struct Kept {
     return is_raw(lane) ? time : (time << kCodeBits) + code;
   }
 
-  // Forgets the records, which were written, and takes the next chunk.
+  // Forgets the records, which were written, and asks for the next chunk.
   __device__ __forceinline__ void begin_chunk(u32 lane, u64 base) {
     sequence += count;
     count = raws = 0;
     time = low(base);
-    if (lane == 0) index = next_chunk(index, left, sequence);
+    if (lane == 0) index = ask_for_chunk(sequence);
   }
 };
 
@@ -247,7 +246,7 @@ enum Rare : u32 { kBegins = 1, kAsks = 2, kWrites = 4 };
 // What comes back of `turn`, in registers.
 struct Turned {
   u64 now;
-  u32 time, index, left, grid;
+  u32 time, index, grid;
   bool recorded;
   u32 begin_globaltimer, sm;
 };
@@ -270,7 +269,7 @@ WARPLENS_DETAIL_CALLED Turned turn(u32 what, Kept kept, u64 last, u64 now, bool 
     kept.begin_chunk(lane, now);
   }
   __syncwarp(active);  // as at the end of write_unusual
-  return {now, kept.time, kept.index, kept.left, kept.grid, recorded, block.begin_globaltimer, block.sm};
+  return {now, kept.time, kept.index, kept.grid, recorded, block.begin_globaltimer, block.sm};
 }
 
 // The end of a warp whose count is known at run time only.
@@ -387,7 +386,6 @@ class Packed {
       const u64 now = read_clock();  // not a mark
       const Turned turned = turn<kCodeBits, kSitesHash>(kWrites, kept_, kNoClock, now, recorded_, choice_, block_);
       kept_.index = turned.index;
-      kept_.left = turned.left;
       kept_.sequence += kept_.count;
       kept_.count = kept_.raws = 0;
       kept_.time = low(now);
@@ -408,7 +406,6 @@ class Packed {
     lane_ = linear_thread() % 32u;
     kept_.time = turned.time;
     kept_.index = turned.index;
-    kept_.left = turned.left;
     kept_.grid = turned.grid;
     kept_.sequence += writes ? kept_.count : 0u;
     kept_.raws = writes ? 0u : kept_.raws;
@@ -426,7 +423,7 @@ class Packed {
   u32 lane_ = 0;          // ptxas of CUDA 13.0 takes what is set on one way only for set on the other too
   u32 limit_ = kUnasked;
   u64 last_ = kNoClock;  // clock of the last mark in a loop
-  Kept kept_{0, 0, 0, 0, kNone, 0, 0, 0, 0};
+  Kept kept_{0, 0, 0, 0, kNone, 0, 0, 0};
   BlockFacts block_;
   Choice choice_;
 };
