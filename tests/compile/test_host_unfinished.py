@@ -121,6 +121,40 @@ def test_a_signal_saves_the_launch_that_hangs_and_then_ends_the_program(
     stopped_after(done, tmp_path, 2, f"{name} came while it ran")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_where_the_driver_is_not_to_be_had_the_second_signal_ends_the_program(
+    number: signal.Signals, built: Built, tmp_path: Path
+) -> None:
+    """The thread that would hear the first one waits within the driver, and the program is not to live for ever."""
+    variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin"), "FAKE_HANG_FROM": "3", "FAKE_LOCKED": "1"}
+    variables["WARPLENS_RECORD"] = f"version=1&folder={tmp_path}&rounds=0"
+    with subprocess.Popen([built.program, "hang", "4"], env=variables, text=True, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        while "hangs" not in running.stdout.readline():
+            assert running.poll() is None
+        time.sleep(0.3)
+        running.send_signal(number)
+        time.sleep(0.3)
+        assert running.poll() is None
+        running.send_signal(number)
+        assert running.wait(10) == -number
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_memory_that_is_used_up_is_told_of_the_launch_that_hangs(streams: bool, built: Built, tmp_path: Path) -> None:
+    """Before a warp has counted a loss. 1 MiB leaves cursors nothing, and marks in PTX ask nobody else."""
+    chunks = built.chunks.copy()
+    chunks[0, layout.WORD_META] |= np.uint32(int(ChunkFlag.STREAM) << layout.META_FLAGS_SHIFT) if streams else 0
+    chunks.tofile(tmp_path / "own.bin")
+    options = ("--capacity", "1MiB", *TIME_OUT)
+    own = str(tmp_path / "own.bin")
+    done = record(built, tmp_path, "hang", "1", options=options, FAKE_HANG="1", AUTOMATIC="1", CHUNKS=own)
+    (launch,) = warplens.open(tmp_path / "run.wlens").manifest["launches"]
+    assert (launch["lost_events"], done.returncode) == (0, 124), done.stderr
+    told = "the memory for records was used up: warps may be further on than is shown (--capacity)"
+    assert (launch.get("full", False), told in done.stderr) == (streams, streams)
+
+
 def test_a_program_whose_last_launch_does_not_end_waits_says_so_and_keeps_it(built: Built, tmp_path: Path) -> None:
     """The program is built with 3 s in place of 30."""
     begin = time.monotonic()

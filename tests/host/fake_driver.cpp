@@ -1,9 +1,9 @@
 // A libcuda.so.1 without a GPU: device memory is host memory, and streams do at once what they are asked for.
 // FAKE_NO_MEMORY: allocations fail. FAKE_DELAY_US: an event has passed only so long after it was recorded.
 // FAKE_HANG: no event passes, FAKE_HANG_FROM=N: from the N-th record on; FAKE_STUCK: no copy comes that is asked for
-// meanwhile. FAKE_BUSY: the device never comes to an end. It tells where the device, or the default stream, is waited
-// for. FAKE_PEER: `fake_cell` is another device's. It is NVML too: host_nvml.hpp. Only what detail/host_driver.hpp asks
-// for, of the form that cuda.h gives it.
+// meanwhile; FAKE_LOCKED: who asks for such an event does not come back. FAKE_BUSY: the device never comes to an end.
+// It tells where the device, or the default stream, is waited for. FAKE_PEER: `fake_cell` is another device's. It is
+// NVML too: host_nvml.hpp. Only what detail/host_driver.hpp asks for, of the form that cuda.h gives it.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -116,7 +116,10 @@ int cuEventRecord(void* event, void*) {
 int cuEventQuery(void* event) {
   if (setting("FAKE_HANG") != nullptr) return 600;
   const char* from = setting("FAKE_HANG_FROM");
-  if (from != nullptr && static_cast<Event*>(event)->number >= std::atoi(from)) return 600;
+  if (from != nullptr && static_cast<Event*>(event)->number >= std::atoi(from)) {
+    if (setting("FAKE_LOCKED") != nullptr) std::this_thread::sleep_for(std::chrono::hours(1));
+    return 600;
+  }
   const char* delay = setting("FAKE_DELAY_US");
   const auto ready =
       static_cast<Event*>(event)->recorded + std::chrono::microseconds(delay != nullptr ? std::atoi(delay) : 0);

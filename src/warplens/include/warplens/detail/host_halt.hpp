@@ -17,9 +17,12 @@ namespace warplens {
 namespace detail {
 namespace host {
 
-// The last signal that came, of the process that looks for it.
+// The last signal that came, of the process that looks for it. `heard`: that is being done. Where the thread that looks
+// waits within the driver, which a copy behind a hung kernel keeps to itself, nobody hears it, and the second one that
+// comes ends the process.
 struct Signals {
   std::atomic<int> came{0};
+  std::atomic<bool> heard{false};
   std::atomic<pid_t> owner{0};
   static Signals& own() {
     static Signals* signals = new Signals;
@@ -33,10 +36,7 @@ struct Signals {
   // In a child of fork, and before and behind the watching, it does what it did without.
   static void handle(int number) {
     Signals& signals = own();
-    if (signals.owner == getpid()) {
-      signals.came = number;
-      return;
-    }
+    if (signals.owner == getpid() && (signals.came.exchange(number) == 0 || signals.heard)) return;
     restore(number);
     raise(number);
   }
@@ -80,6 +80,7 @@ class Halt {
     if (base_.empty()) return false;
     out.signal = Signals::own().came;
     if (out.signal != 0) {
+      Signals::own().heard = true;
       out.why = out.signal == SIGINT ? "Ctrl-C came while it ran" : "SIGTERM came while it ran";
       return true;
     }
@@ -103,6 +104,7 @@ class Halt {
   void answer(const Asked& asked, const std::string& text) {
     if (asked.signal != 0) {
       Signals::own().came = 0;
+      Signals::own().heard = false;
       return give_back(asked.signal);
     }
     answered_ = asked.number;
