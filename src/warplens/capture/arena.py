@@ -32,11 +32,13 @@ class Window:
 
 @dataclass(frozen=True)
 class Drained:
-    """What was in the arena. `chunks`: uint32 (n, 32); all-zero rows were reserved and never written."""
+    """What was in the arena. `chunks`: uint32 (n, 32); all-zero rows were reserved and never written. `full`: a warp
+    may have found no space, and count that at its end."""
 
     chunks: NDArray[np.uint32]
     lost_events: int
     lost_chunks: int
+    full: bool = False
 
 
 def divide(capacity_bytes: int, *, pool: bool = True) -> tuple[int, int]:
@@ -262,7 +264,8 @@ class Arena:
             int(control[at : at + 8].view("<u8")[0]) for at in (layout.CONTROL_LOST_EVENTS, layout.CONTROL_LOST_CHUNKS)
         )
         at = layout.CONTROL_POOL_CURSOR
-        rest = min(int(control[at : at + 4].view("<u4")[0]), self.chunks) - self.shared_chunks
+        pool = int(control[at : at + 4].view("<u4")[0])
+        rest = min(pool, self.chunks) - self.shared_chunks
         cursors = control[layout.CONTROL_CURSORS :].view("<u4")[:: layout.CURSOR_STRIDE // 4][: layout.CURSOR_COUNT]
         taken = np.minimum(cursors // layout.CURSOR_COUNT, self.shared_chunks // layout.CURSOR_COUNT)
         depth = int(taken.max(initial=0))
@@ -276,7 +279,8 @@ class Arena:
             behind = self.chunks_address + self.shared_chunks * layout.CHUNK_BYTES
             others = copy(behind, (rest, layout.CHUNK_WORDS), "<u4")
         written = np.arange(depth)[:, None] < taken[None, :]
-        return Drained(np.concatenate([shared_out[written], others]), lost_events, lost_chunks)
+        full = pool >= self.chunks and bool((cursors >= self.shared_chunks).any())
+        return Drained(np.concatenate([shared_out[written], others]), lost_events, lost_chunks, full)
 
     def _drain_ring(self, control: NDArray[np.uint8], copy: Copy) -> Drained:
         size = layout.CURSOR_COUNT * layout.CURSOR_STRIDE

@@ -182,7 +182,11 @@ def make_unfinished(
     `stop`: the manifest's `stopped` for the launch of this number; None where it has ended. Makes no call that could
     wait for the GPU.
     """
-    return _make(memory, memory.peek(), kernels, launches, options, notes, stop)
+    chunks, lost_events, lost_chunks, full = memory.peek()
+    made = _make(memory, (chunks, lost_events, lost_chunks), kernels, launches, options, notes, stop)
+    if made is not None and full and made.manifest["stopped"] is not None:
+        made.manifest["launches"][-1]["full"] = True
+    return made
 
 
 def _make(

@@ -94,13 +94,14 @@ class Memory:
         """Make what `peek` needs, while no kernel hangs."""
         self._pinned = Pinned()
 
-    def peek(self) -> tuple[U32, int, int]:
-        """As `drain`, of what was written until now, and the GPU goes on. Raises DeviceError where it gives nothing
-        out."""
+    def peek(self) -> tuple[U32, int, int, bool]:
+        """As `drain`, of what was written until now, and the GPU goes on; and whether warps may have found no space.
+        Raises DeviceError where it gives nothing out."""
         if self._pinned is None:
             raise DeviceError("nothing was made ready to look at the GPU's memory")
         drained = self.arena.peek(self._pinned)
-        return drained.chunks[drained.chunks[:, layout.WORD_META] != 0], drained.lost_events, drained.lost_chunks
+        written = drained.chunks[drained.chunks[:, layout.WORD_META] != 0]
+        return written, drained.lost_events, drained.lost_chunks, drained.full
 
     def is_idle(self, wait_s: float) -> bool:
         """Whether all that was launched has ended, or does within so many seconds."""

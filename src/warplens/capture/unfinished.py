@@ -43,6 +43,7 @@ def launch_entry(group: _Group, pending: _Pending, drained: Drained, *, cold_l2:
         "warp_mask": options.warp_mask,
         "blocks": None if options.blocks is None else sorted(set(options.blocks)),
         "cold_l2": cold_l2,
+        **({"full": True} if drained.full else {}),
     }
 
 

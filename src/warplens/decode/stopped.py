@@ -126,9 +126,12 @@ def doubts(manifest: dict[str, Any]) -> list[str]:
     stopped = manifest["stopped"]
     if stopped.get("from") != RECORDS or not manifest["launches"]:
         return []
-    lines, lost = [], manifest["launches"][-1]["lost_events"]
-    if lost:
-        lines.append(f"{counted(lost, 'record')} found no space: warps may be further on than is shown (--capacity)")
+    lines, last = [], manifest["launches"][-1]
+    further = "warps may be further on than is shown (--capacity)"
+    if last["lost_events"]:
+        lines.append(f"{counted(last['lost_events'], 'record')} found no space: {further}")
+    elif last.get("full") is True:  # most recorders count what they lose when they end
+        lines.append(f"the memory for records was used up: {further}")
     if stopped.get("sites_guessed"):
         lines.append("no block had ended, which would say which set of sites its marks are of: the names may be wrong")
     return lines

@@ -307,3 +307,25 @@ def test_a_launch_that_came_to_no_mark_is_the_one_that_hangs(gpu: Gpu, monkeypat
     manifest = with_last(check(found.manifest), found.records)
     assert where_lines(manifest, found.records)[0] == "No warp had come to a mark."
     capture.stop()
+
+
+@pytest.mark.parametrize("used_up", [False, True])
+def test_of_a_launch_that_hangs_it_is_told_where_its_memory_is_used_up(
+    used_up: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its warps count what they lose when they end, and until then nothing says that they are further on."""
+    capture, kernel = begun()
+    launch(gpu, kernel, 3)
+    assert capture._gpu is not None
+    arena = capture._gpu.arena
+    unwrite_last(arena, 1)
+    if used_up:
+        cursor = FakeMemory.at(arena.address + layout.CONTROL_CURSORS, 4).view(np.uint32)
+        cursor[0] = arena.shared_chunks
+    monkeypatch.setattr(python_memory.Memory, "is_idle", lambda *_: False)
+    found = capture.unfinished("the time-out")
+    assert found is not None
+    manifest = with_last(check(found.manifest), found.records)
+    told = "  the memory for records was used up: warps may be further on than is shown (--capacity)"
+    assert (told in where_lines(manifest, found.records)) == used_up
+    capture.stop()

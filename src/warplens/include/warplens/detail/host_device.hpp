@@ -44,6 +44,8 @@ struct Contents {
   std::uint64_t chunks = 0, lost_events = 0, lost_chunks = 0;
   std::set<std::uint32_t> grids;  // three at most
   std::uint32_t sites_hash = 0;
+  bool streams = false;  // there are chunks of a recorder that streams, as that of marks in PTX
+  bool full = false;     // of a launch that has not ended: a warp may have found no space, and count that at its end
 };
 
 // Whether a chunk says how its block began: there is one such a block.
@@ -101,7 +103,10 @@ class Device {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Looking looking(*this);
     Taken taken;
-    return read_taken(slot, contents, taken) && pass_on(slot, contents, taken, begin, add);
+    if (!read_taken(slot, contents, taken) || !pass_on(slot, contents, taken, begin, add)) return false;
+    const bool no_others = taken.others == slot.descriptor->chunks - shared_;
+    contents.full = taken.used_up && (no_others || contents.streams);  // marks in PTX ask their cursor alone
+    return true;
   }
 
   // Blocks that have ended in a slot whose launches are counted. `looking`: while a kernel may hang.
@@ -211,6 +216,7 @@ class Device {
     std::vector<std::uint32_t> of_cursor;  // chunks that it handed out
     std::uint32_t depth = 0, others = 0;
     std::uint64_t chunks = 0;
+    bool used_up = false;  // a cursor has none left
   };
 
   // Copies ask whether they have come, and give up in time: see copy_out.
@@ -364,6 +370,7 @@ class Device {
     out.chunks = out.others;
     for (std::uint32_t i = 0; i < layout::kCursorCount; ++i) {
       const auto cursor = read_control<std::uint32_t>(layout::kControlCursors + i * layout::kCursorStride);
+      out.used_up = out.used_up || cursor >= shared_;
       out.of_cursor.push_back(std::min(cursor / layout::kCursorCount, shared_ / layout::kCursorCount));
       out.depth = std::max(out.depth, out.of_cursor.back());
       out.chunks += out.of_cursor.back();
@@ -403,6 +410,7 @@ class Device {
     for (std::size_t i = 0; i < chunks; ++i, words += layout::kChunkWords) {
       const std::uint32_t meta = words[layout::kWordMeta];
       if (meta >> layout::kMetaMarkerShift != layout::kMetaMarker) continue;
+      contents.streams = contents.streams || (meta >> layout::kMetaFlagsShift & layout::kFlagStream) != 0;
       if (contents.grids.size() < 3) contents.grids.insert(words[layout::kWordGrid]);
       if (tells_block(words)) {
         contents.sites_hash = words[layout::kBlockRecordWord + layout::kBlockSitesHash];

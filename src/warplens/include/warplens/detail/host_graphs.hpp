@@ -38,6 +38,7 @@ class Graph {
     std::uint64_t replay = 0;
     Words words;
     std::chrono::steady_clock::time_point since;
+    bool full = false;  // as Contents
   };
 
   // `key`: of the file. On, if `on`, from the first launch.
@@ -147,6 +148,7 @@ class Graph {
         rest != nullptr ? device_->look(*slot_, contents, any, add) : device_->drain(*slot_, contents, any, add);
     if (rest == nullptr) device_->set_window(*slot_, 0, 0);  // replays go on, and are recorded no more
     if (!well) return;
+    if (rest != nullptr) rest->full = contents.full;
     if (rest != nullptr && launches.count(static_cast<std::uint32_t>(ended)) != 0) {
       rest->words = launches[static_cast<std::uint32_t>(ended)];
     }

@@ -81,6 +81,7 @@ class Unfinished {
     const bool saved = writer_.add_stopped(graph.device(), group, stopped, [&]() -> std::string {
       Contents own;
       own.chunks = rest.words.size() / layout::kChunkWords;
+      own.full = rest.full;
       if (!writer_.begin_records(graph.device(), own.chunks)) return "";
       if (!writer_.add_records(rest.words.data(), rest.words.size() * 4)) return "";
       return writer_.launch_entry(number, graph.device(), group, own, nullptr, options_, true, rest.replay);

@@ -107,7 +107,8 @@ class Writer {
            ",\"lost_events\":" + std::to_string(contents.lost_events) +
            ",\"lost_chunks\":" + std::to_string(contents.lost_chunks) +
            ",\"every\":" + std::to_string(options.every_block) + ",\"warp_mask\":" + std::to_string(options.warp_mask) +
-           ",\"blocks\":" + blocks + ",\"cold_l2\":" + (options.cold_l2 && !replayed ? "true" : "false") + "}";
+           ",\"blocks\":" + blocks + ",\"cold_l2\":" + (options.cold_l2 && !replayed ? "true" : "false") +
+           (contents.full ? ",\"full\":true}" : "}");
   }
 
   void calibration(const char* when, const Device& device, const std::vector<Pair>& pairs) {
