@@ -26,6 +26,8 @@ from warplens.capture.pinned import Pinned
 from warplens.errors import DeviceError
 
 U32 = npt.NDArray[np.uint32]
+_SAME_QUESTION_S: Final = 1.0
+"""An answer to an earlier question that nobody has taken counts so long: more may have been launched since."""
 _META_WARP: Final = (1 << layout.META_WARP_BITS) - 1
 
 
@@ -60,6 +62,7 @@ class Memory:
         self.on = on
         self._pinned: Pinned | None = None
         self._idle: threading.Event | None = None  # set when all that was launched has ended
+        self._asked_s = 0.0  # when that was asked last
         self.calibrate("before", stream)
         self.clock = max(self.calibration[0]["globaltimer_ns"], default=0), time.monotonic()
         """globaltimer, and the host's clock then."""
@@ -106,13 +109,15 @@ class Memory:
     def is_idle(self, wait_s: float) -> bool:
         """Whether all that was launched has ended, or does within so many seconds."""
         done = self._idle
-        if done is None:
+        is_old = time.monotonic() > self._asked_s + _SAME_QUESTION_S
+        if done is None or (is_old and done.is_set()):
             done = self._idle = threading.Event()
             threading.Thread(target=self._wait, args=[done], name="warplens-idle", daemon=True).start()
-        if done.wait(wait_s):
+        ended = done.wait(wait_s)
+        self._asked_s = time.monotonic()
+        if ended:
             self._idle = None  # who asks again means what was launched since then, too
-            return True
-        return False
+        return ended
 
     def _wait(self, done: threading.Event) -> None:
         with contextlib.suppress(DeviceError):  # the program meets it itself

@@ -21,7 +21,7 @@ from tests.unit.capture.test_arena import FakeMemory
 from tests.unit.capture.triton_stand_in import CompiledKernel, Fake
 from tests.unit.instrument.test_recorder import LOOP, STRAIGHT
 from warplens import layout
-from warplens.capture import python, python_manifest, python_memory, triton_builds
+from warplens.capture import driver, python, python_manifest, python_memory, triton_builds
 from warplens.capture import triton as capture_triton
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
@@ -328,4 +328,28 @@ def test_of_a_launch_that_hangs_it_is_told_where_its_memory_is_used_up(
     manifest = with_last(check(found.manifest), found.records)
     told = "  the memory for records was used up: warps may be further on than is shown (--capacity)"
     assert (told in where_lines(manifest, found.records)) == used_up
+    capture.stop()
+
+
+def test_that_the_gpu_was_idle_once_is_no_answer_to_a_later_question(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at Ctrl-C while a kernel runs, which then ends, and at the program's end while another one hangs."""
+    capture, kernel = begun()
+    launch(gpu, kernel, 3)
+    memory = capture._gpu
+    assert memory is not None
+    turns = [threading.Event(), threading.Event()]
+    ended = iter(turns)
+
+    def wait(name: str, *_: Any, **__: Any) -> Any:
+        return name == "cuCtxSynchronize" and next(ended).wait(20)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(driver, "call", wait)
+        changed.setattr(python_memory, "_SAME_QUESTION_S", 0.2)
+        assert not memory.is_idle(0.01)
+        turns[0].set()
+        time.sleep(0.3)
+        assert not memory.is_idle(0.01)
+        turns[1].set()
+        assert memory.is_idle(20)
     capture.stop()
