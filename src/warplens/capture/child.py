@@ -25,6 +25,8 @@ from warplens.errors import UsageError
 
 GRACE_S: Final = 5.0
 """Between asking a program to end and ending it."""
+AGAIN_S: Final = 30.0
+"""Behind a save, in which Ctrl-C ends the program: one that comes later means something else."""
 TICK_S: Final = 1.0
 TIMED_OUT: Final = 124
 """As timeout(1) has it."""
@@ -153,15 +155,16 @@ def _patient(watch: Watch) -> Iterator[list[subprocess.Popen[bytes]]]:
     One that is ignored, as by nohup, stays so, here and in the program, which inherits that.
 
     Before SIGTERM is handed on, and at Ctrl-C, what a kernel that hangs has recorded is saved. Where a program is still
-    there at the second Ctrl-C after that, it waits for such a kernel, hears nothing, and is ended.
+    there at the second Ctrl-C soon after that, it waits for such a kernel, hears nothing, and is ended.
     """
     running: list[subprocess.Popen[bytes]] = []
-    saved = False
+    saved_s = -math.inf
 
     def save(number: int) -> None:
-        nonlocal saved
+        nonlocal saved_s
         if running and running[0].poll() is None:
             saved = watch.save(f"{'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} came while it ran")
+            saved_s = time.monotonic() if saved else -math.inf
 
     def hand_on(number: int, _frame: Any) -> None:
         for child in running:
@@ -170,10 +173,12 @@ def _patient(watch: Watch) -> Iterator[list[subprocess.Popen[bytes]]]:
 
     def from_keys(number: int, frame: Any) -> None:
         """A handler and not SIG_IGN, which the program would inherit."""
-        if number == signal.SIGINT and saved:
+        if number == signal.SIGINT and time.monotonic() < saved_s + AGAIN_S:
             for child in running:
                 child.send_signal(signal.SIGTERM)
-                threading.Timer(GRACE_S, child.kill).start()
+                killing = threading.Timer(GRACE_S, child.kill)
+                killing.daemon = True  # `record` ends when the program has
+                killing.start()
             return
         if number == signal.SIGINT:
             save(number)

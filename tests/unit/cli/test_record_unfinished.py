@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import warplens
+from warplens.capture import child
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
 
@@ -109,9 +112,34 @@ def test_a_program_that_does_not_hear_ctrl_c_is_ended_by_the_second(tmp_path: Pa
     time.sleep(0.5)
     assert running.poll() is None
     running.send_signal(signal.SIGINT)
+    begin_s = time.monotonic()
     _, err = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGTERM, err
+    assert time.monotonic() - begin_s < child.GRACE_S  # it had ended at once, and nothing was waited for
     kept(tmp_path, "Ctrl-C came while it ran")
+
+
+def test_a_ctrl_c_long_behind_a_save_is_a_first_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's, say, that went on behind the first."""
+    saves: list[str] = []
+    sent: list[int] = []
+    program: Any = SimpleNamespace(poll=lambda: None, send_signal=sent.append, kill=lambda: sent.append(signal.SIGKILL))
+    monkeypatch.setattr(child, "AGAIN_S", 0.2)
+    monkeypatch.setattr(child, "_in_foreground", lambda: False)
+    monkeypatch.setattr(child, "GRACE_S", 60.0)
+
+    def save(why: str) -> bool:
+        saves.append(why)
+        return True
+
+    with child._patient(child.Watch(save=save)) as running:
+        running.append(program)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.3)
+        signal.raise_signal(signal.SIGINT)
+        assert (len(saves), sent) == (2, [signal.SIGINT] * 2)
+        signal.raise_signal(signal.SIGINT)
+        assert (len(saves), sent) == (2, [signal.SIGINT, signal.SIGINT, signal.SIGTERM])
 
 
 def test_a_program_with_nothing_under_way_hears_each_ctrl_c(tmp_path: Path) -> None:
