@@ -183,10 +183,7 @@ def make_unfinished(
     wait for the GPU.
     """
     chunks, lost_events, lost_chunks, full = memory.peek()
-    made = _make(memory, (chunks, lost_events, lost_chunks), kernels, launches, options, notes, stop)
-    if made is not None and full and made.manifest["stopped"] is not None:
-        made.manifest["launches"][-1]["full"] = True
-    return made
+    return _make(memory, (chunks, lost_events, lost_chunks), kernels, launches, options, notes, stop, full=full)
 
 
 def _make(
@@ -197,6 +194,8 @@ def _make(
     options: PythonOptions,
     notes: list[str],
     stop: Callable[[int], dict[str, Any] | None] | None = None,
+    *,
+    full: bool = False,
 ) -> Recording | None:
     chunks, lost_events, lost_chunks = drained
     if options.blocks is not None:  # the recorder in PTX takes every n-th block, and no list
@@ -224,7 +223,13 @@ def _make(
     manifest = _manifest(memory, kernels, entries, options)
     if stop is not None:
         is_listed = open_one == (listed[-1].made, listed[-1].replay)
-        manifest |= {"complete": False, "stopped": stop(listed[-1].made) if is_listed else None}
+        stopped = stop(listed[-1].made) if is_listed else None
+        behind = len(launches) - 1 - listed[-1].made
+        if stopped is not None and full:
+            entries[-1]["full"] = True
+        if stopped is not None and behind and (full or lost_events):
+            stopped["behind"] = behind
+        manifest |= {"complete": False, "stopped": stopped}
     return Recording(manifest, records, _sources(kernels) if options.source else {})
 
 

@@ -132,6 +132,10 @@ def doubts(manifest: dict[str, Any]) -> list[str]:
         lines.append(f"{counted(last['lost_events'], 'record')} found no space: {further}")
     elif last.get("full") is True:  # most recorders count what they lose when they end
         lines.append(f"the memory for records was used up: {further}")
+    behind = stopped.get("behind")
+    if isinstance(behind, int) and behind > 0:
+        made = f"{behind:,} launch{'es' if behind > 1 else ''} made behind this one left no record"
+        lines.append(f"{made}, perhaps for want of space: it may be there that the program hangs")
     if stopped.get("sites_guessed"):
         lines.append("no block had ended, which would say which set of sites its marks are of: the names may be wrong")
     return lines

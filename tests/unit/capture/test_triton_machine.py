@@ -331,6 +331,29 @@ def test_of_a_launch_that_hangs_it_is_told_where_its_memory_is_used_up(
     capture.stop()
 
 
+def test_launches_that_found_no_space_are_told_beside_one_that_may_have_ended(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warp without space records no end: its launch cannot be told from one that hangs."""
+    capture, kernel = begun()
+    launch(gpu, kernel, 3)
+    assert capture._gpu is not None
+    arena = capture._gpu.arena
+    unwrite_last(arena, 1)
+    cursors = FakeMemory.at(arena.address + layout.CONTROL_CURSORS, layout.CURSOR_COUNT * layout.CURSOR_STRIDE)
+    cursors.view(np.uint32)[:: layout.CURSOR_STRIDE // 4] = arena.shared_chunks + np.arange(layout.CURSOR_COUNT)
+    for _ in range(2):
+        launch(gpu, kernel, 3)
+    monkeypatch.setattr(python_memory.Memory, "is_idle", lambda *_: False)
+    found = capture.unfinished("the time-out")
+    assert found is not None
+    manifest = with_last(check(found.manifest), found.records)
+    text = "2 launches made behind this one left no record, perhaps for want of space"
+    assert f"  {text}: it may be there that the program hangs" in where_lines(manifest, found.records)
+    assert manifest["launches"][-1]["lost_events"] > 0
+    capture.stop()
+
+
 def test_that_the_gpu_was_idle_once_is_no_answer_to_a_later_question(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """As at Ctrl-C while a kernel runs, which then ends, and at the program's end while another one hangs."""
     capture, kernel = begun()
