@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import ptx_machine
 from tests.ptx_machine import Machine
 from tests.random_kernels import kernel, programs
 from tests.unit.instrument.test_recorder import CHUNKS, STATE, Run, kinds, run
 from warplens import layout
+from warplens.errors import PtxError
 from warplens.instrument import Selection, instrument
 from warplens.instrument.flow import Flow
 from warplens.instrument.read import read
@@ -61,6 +63,29 @@ class Guarded(Machine):
             is_record = layout.HEADER_WORDS <= word < layout.BLOCK_RECORD_WORD
             assert not (is_record and address in self.touched), f"word {word} of chunk {chunk} is written twice"
         super().store(address, value)
+
+
+@dataclass
+class Holding(Guarded):
+    """Fails where a warp may hang while one of its records is not stored."""
+
+    flow: Flow | None = None
+    held: int = 0
+
+    def executed(self, thread: int, at: int, taken: bool) -> None:
+        super().executed(thread, at, taken)
+        assert self.flow is not None
+        own = self.flow.code[at]
+        if thread % 32 or own.operands.rpartition(",")[2].strip().startswith("$wl_"):
+            return
+        if own.opcode == "mov.u64" and own.operands.startswith("%wl_begin"):
+            self.held = 0
+        elif own.opcode == "shl.b32" and own.operands.startswith("%wl_k"):
+            self.held += 1
+        elif own.opcode.startswith("st.global.cs"):
+            self.held -= len(re.findall(r"%wl_k\d", own.operands))
+        elif own.name in ("bra", "brx", "bar", "mbarrier") and not own.predicate.startswith("%wl_"):
+            assert self.held == 0 or own.opcode.startswith("mbarrier.arrive"), f"at {own.opcode} {own.operands}"
 
 
 def expected(text: str, turns: int, asks: int = 1) -> dict[int, list[int]]:
@@ -175,6 +200,29 @@ def check_records(
     assert done.lost_events == 0
     bad = {"gap", "no_end", "foreign_chunk", "unknown_record", "duplicate_chunk", "clock_disagrees", "time_goes_back"}
     assert not bad & kinds(done.trace)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    text=made,
+    selection=st.sampled_from([Selection(), Selection("all"), Selection("all", sites="barrier [0246]|store|arrive")]),
+    shared_state=st.booleans(),
+)
+def test_no_record_waits_for_another_where_a_warp_may_hang(text: str, selection: Selection, shared_state: bool) -> None:
+    """What is saved of a kernel that hangs tells the place by the last record that is in memory."""
+    try:
+        found = instrument(text, selection, shared_state=shared_state)
+    except PtxError:
+        return  # nothing is left to be marked
+    machine = Holding({}, flow=ptx_machine._flow(found.text, None))
+    run(text, turns=4, machine=machine, shared_state=shared_state, selection=selection)
+
+
+@pytest.mark.parametrize("name", ["ask and work", "ask among others in braces"])
+def test_nor_where_each_mark_is_passed_once(name: str) -> None:
+    text, selection = kernel(["nothing", name], 1, again=False), Selection("all", sites="barrier|store|arrive")
+    machine = Holding({}, flow=ptx_machine._flow(instrument(text, selection).text, None))
+    run(text, machine=machine, selection=selection)
 
 
 def code_bits(done: Run) -> int:
