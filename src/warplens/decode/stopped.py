@@ -19,6 +19,7 @@ from warplens import clock, layout
 from warplens.decode.arrays import I64, U32
 from warplens.decode.audit import expected_warps
 from warplens.decode.last import RECORDS
+from warplens.decode.manifest import MAX_LAUNCHES
 from warplens.decode.wording import counted, number_ranges
 from warplens.layout import ChunkFlag, Control
 
@@ -133,7 +134,7 @@ def doubts(manifest: dict[str, Any]) -> list[str]:
     elif last.get("full") is True:  # most recorders count what they lose when they end
         lines.append(f"the memory for records was used up: {further}")
     behind = stopped.get("behind")
-    if isinstance(behind, int) and behind > 0:
+    if isinstance(behind, int) and 0 < behind <= MAX_LAUNCHES:
         made = f"{behind:,} launch{'es' if behind > 1 else ''} made behind this one left no record"
         lines.append(f"{made}, perhaps for want of space: it may be there that the program hangs")
     if stopped.get("sites_guessed"):

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ class _Process:
         self._folder = Path(asked.folder)
         self._failed: str | None = None
         self._written = False
+        self._putting = threading.Lock()  # what is whole is not to be written over by what was saved meanwhile
         self.pid = os.getpid()
         self.packages: list[str] = []
         self.capture = PythonCapture(
@@ -56,8 +58,9 @@ class _Process:
 
     def _write(self, recording: Recording) -> None:
         try:
-            self._put(recording)
-            self._written = True
+            with self._putting:
+                self._put(recording)
+                self._written = True
             self._saver.close()
         except (FileError, OSError) as error:
             self._failed = str(error)
@@ -72,7 +75,10 @@ class _Process:
         recording = None if self._written else self.capture.unfinished(why)
         if recording is None:
             return False, ""
-        self._put(recording, pack=False)  # the program is about to be stopped
+        with self._putting:
+            if self._written:
+                return False, ""
+            self._put(recording, pack=False)  # the program is about to be stopped
         return recording.manifest["stopped"] is not None, ""
 
     def finish(self) -> None:

@@ -17,6 +17,7 @@ from warplens.capture.recording import Recording
 from warplens.capture.request import Asked, Request
 from warplens.cli.record import _tell_left_out, _tell_what_ran
 from warplens.kernel.process import _Process
+from warplens.trace.file import read_file
 
 STAND_IN = """
 from types import ModuleType as _Module, SimpleNamespace as _Space
@@ -205,6 +206,24 @@ def test_a_process_that_is_ended_before_its_records_were_read_has_left_a_note(
     made = fake_recording(blocks=2, warps=1, sms=1)
     process._write(Recording(made.manifest, made.records))
     assert [path.suffix for path in tmp_path.iterdir()] == [".wlens"]
+
+
+def test_what_is_whole_is_not_written_over_by_what_was_saved_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where the program ends by the Ctrl-C at which `record` asks for what is under way."""
+    process = _Process(Asked(Request(), str(tmp_path)))
+    made = fake_recording(blocks=2, warps=1, sms=1)
+    part = Recording({**made.manifest, "complete": False, "stopped": None}, made.records)
+
+    def unfinished(_: str) -> Recording:
+        process._write(Recording(made.manifest, made.records))
+        return part
+
+    monkeypatch.setattr(process.capture, "unfinished", unfinished)
+    assert process._save("Ctrl-C came while it ran") == (False, "")
+    (path,) = tmp_path.glob("*.wlens")
+    assert read_file(path).manifest["complete"]
 
 
 def test_a_recording_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
