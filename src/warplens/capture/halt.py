@@ -24,6 +24,8 @@ ANSWER_S: Final = 30.0
 """That `record` waits for answers: copies take 5 s at most (pinned.py), the rest is for what they hold and a file."""
 HEARD_S: Final = 5.0
 """That it waits for a process to begin: one that became another program (exec) has nobody that hears."""
+ENDING_S: Final = 7.0
+"""That a process's end waits for a save that has begun: a little longer than its copies take."""
 TICK_S: Final = 0.1
 _WORKING: Final = "working"
 _SAVED: Final = "saved"
@@ -110,8 +112,10 @@ class Saver:
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more. A save that is under way goes on, in its thread."""
+        """Watch no more. A save that is under way is waited for: the file that it writes is about to be closed."""
         self._over.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(ENDING_S)
         with contextlib.suppress(OSError):
             self._place("watch").unlink()
 

@@ -152,7 +152,8 @@ class PartWriter:
         does where a launch has not ended (`add_stopped`). Where
         the folder is gone, the file is in one of its own below the system's folder for temporary files.
         """
-        archive, self._zip = self._zip, None
+        with self._adding:
+            archive, self._zip = self._zip, None
         if os.getpid() != self._pid:
             return None
         if self._tail:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +56,26 @@ def test_all_that_record_are_asked_each_time_and_answer(tmp_path: Path) -> None:
         one.close()
         other.close()
     assert halt.ask("once more") is None
+
+
+def test_the_end_of_a_process_waits_for_a_save_that_has_begun(tmp_path: Path) -> None:
+    """Ctrl-C while the end waits for a launch has both of them write the same file."""
+    begun, done = threading.Event(), threading.Event()
+
+    def save(_: str) -> tuple[bool, str]:
+        begun.set()
+        time.sleep(0.3)
+        done.set()
+        return True, ""
+
+    own = Saver(tmp_path, f"{os.getpid()}-kernel", save)
+    own.start()
+    (tmp_path / "stop").write_text("1\nwhy\n", encoding="utf-8")
+    assert begun.wait(20)
+    own.close()
+    assert done.is_set()
+    own.close()
+    assert (tmp_path / f"{os.getpid()}-kernel.answer").read_text(encoding="utf-8") == "1\nsaved\n"
 
 
 def test_a_save_that_fails_is_told_and_asked_again(tmp_path: Path) -> None:
