@@ -8,7 +8,9 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,3 +133,19 @@ def test_ctrl_c_on_a_terminal_reaches_the_program_once() -> None:
         pass
     assert os.waitpid(child, 0)[1] == 0
     assert shown.count(b"heard") == 1
+
+
+def test_a_signal_that_comes_while_the_program_is_started_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program may run, and send one, before the call that started it has returned."""
+    start = subprocess.Popen
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        begun = start(*arguments, **named)
+        time.sleep(1)
+        return begun
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    program = (
+        "import os, signal, time; signal.signal(10, lambda *_: os._exit(7)); os.kill(os.getppid(), 10); time.sleep(9)"
+    )
+    assert run([sys.executable, "-c", program], "", 15).code == 7
