@@ -344,6 +344,7 @@ class LaunchRecorder:
             return
         pending, group.pending = group.pending, None
         _wait_for(pending.stop)
+        room.under_way = None  # it has ended, though it is not read yet
         drained = room.arena.drain(int(self._copying or 0))
         group.entry["traced_ns"] += _elapsed(pending)
         launch = launch_entry(group, pending, drained, cold_l2=self.request.cold_l2)

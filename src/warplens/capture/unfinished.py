@@ -52,8 +52,8 @@ def save_unfinished(recorder: LaunchRecorder, why: str) -> tuple[bool, str]:
     Where it cannot, what is known instead, or "". Of several GPUs the first one's: a file has one stopped launch.
     """
     for room in list(recorder._rooms.values()):
-        if room.under_way is not None and not room.read.is_set():
-            return _save(recorder, room, *room.under_way, why)
+        if (own := room.under_way) is not None and not room.read.is_set():
+            return _save(recorder, room, own, why)
     for group in list(filter(None, recorder._groups.values())):
         if group.timed and _is_under_way(group.timed[-1]):
             name = group.clean.function.name if group.clean is not None else group.kernel.name
@@ -61,7 +61,8 @@ def save_unfinished(recorder: LaunchRecorder, why: str) -> tuple[bool, str]:
     return False, ""
 
 
-def _save(recorder: LaunchRecorder, room: _Room, group: _Group, pending: _Pending, why: str) -> tuple[bool, str]:
+def _save(recorder: LaunchRecorder, room: _Room, own: tuple[_Group, _Pending], why: str) -> tuple[bool, str]:
+    group, pending = own
     after_s = time.monotonic() - pending.at_s
     stopped: dict[str, Any] = {"why": why, "after_s": round(after_s, 6), "last": []}
     if room.arena.mapped:
@@ -73,7 +74,7 @@ def _save(recorder: LaunchRecorder, room: _Room, group: _Group, pending: _Pendin
         stopped["from"] = "records"
     else:
         return False, ""
-    if room.read.is_set():  # it has ended meanwhile, and is kept as any other
+    if room.under_way is not own:  # it has ended meanwhile, and is kept as any other
         return False, ""
     clock = recorder._clocks.get(group.kernel._device)
     if clock is not None:

@@ -17,7 +17,7 @@ from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
-from warplens.instrument.insert import Inserter, Piece, marks_file
+from warplens.instrument.insert import Inserter, Piece, marks_file, stored_together
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.rebalance import Asked
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
@@ -256,15 +256,17 @@ class _Entry:
         site_set = {"name": self.name, "hash": digest, "sites": plan.sites, "left_out": left_out}
         self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out)
         self.symbol = _site_symbol(site_set, "weak" if self._in_program else "visible")
+        straight = self._straight(plan)
         recorder = (SharedRecorder if mode.shared_state else Recorder)(
             layout.code_bits(len(plan.sites)),
             digest,
             flow.one_dimensional(),
             self._shared() if any(mark.settles for mark in plan.marks) else "0",
-            self._straight(plan),
+            straight,
             self._space,
             self._descriptor,
             self._in_program,
+            stored_together(flow, plan) if straight is not None else frozenset(),
         )
         return Inserter(flow, plan, recorder).insert()
 

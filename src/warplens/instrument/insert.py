@@ -7,6 +7,7 @@ of it. Marks that no branch and no label parts ask for space once.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from warplens.instrument.read import LINE, STATEMENT, Module
 from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
+from warplens.instrument.waits import may_hang
 from warplens.layout import Verb
 
 Piece = tuple[int, int, str]
@@ -32,6 +34,29 @@ _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volati
 def marks_file(module: Module) -> int:
     """The number by which line information names what marks are made of; 0 for a module that has no lines."""
     return max(module.files, default=-1) + 1 if module.files else 0
+
+
+def stored_together(flow: Flow, plan: Plan) -> frozenset[int]:
+    """Which records of a kernel whose marks are each passed once are stored with the one behind them; 0 is its begin's.
+
+    Every other one, where a warp that comes to the one comes to the other: else the place of one that hangs in between
+    would not be told.
+    """
+    ends = [n for n, own in enumerate(flow.code) if own.name in _LEAVES and flow.block_of[n] in flow.reached]
+    last = flow.code[-1]
+    if last.name not in _JUMPS or last.predicate or flow.ends_at_label:
+        ends.append(len(flow.code))
+    places = [flow.blocks[0].start, *(mark.index + mark.behind for mark in plan.marks)]
+    blocks = [0, *(flow.block_of[mark.index] for mark in plan.marks)]
+    if len(ends) == 1:
+        places.append(ends[0])
+        blocks.append(flow.block_of[min(ends[0], len(flow.code) - 1)] if not flow.ends_at_label else -1)
+    pairs = enumerate(itertools.pairwise(zip(places, blocks, strict=True)))
+    return frozenset(
+        number
+        for number, ((begin, block), (end, other)) in pairs
+        if number % 2 == 0 and block == other and not any(map(may_hang, flow.code[begin:end]))
+    )
 
 
 @dataclass(frozen=True)
@@ -205,8 +230,10 @@ class Inserter:
         block = self._flow.blocks[self._flow.block_of[mark.index]]
         last = self._flow.code[block.stop - 1]
         behind = mark.index + mark.behind
+        stop = min([block.stop, *(own.index + own.behind for own in self._plan.marks if own.place > mark.place)])
         return (
             behind < block.stop
+            and not any(map(may_hang, self._flow.code[behind:stop]))
             and self._scopes.depth(last.statement) == 0
             and not (last.predicate and last.name in _LEAVES)
         )
@@ -224,7 +251,9 @@ class Inserter:
             text += recorder.pin(mark.pins) if mark.pins else []
             slot = self._plan.marks.index(mark) + 1
             own = recorder.register_of(slot)
-            text += [*recorder.clock(own), *recorder.record("", code, own), *recorder.group(slot)]
+            waits, behind = slot in recorder.waiting, slot - 1 in recorder.waiting
+            text += [*recorder.clock(own), *recorder.record("", code, own)]
+            text += recorder.group(slot, waits=waits, behind=behind)
             self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
 
     def _turns(self) -> list[_Turn]:

@@ -43,7 +43,7 @@ _FULL: Final = layout.CHUNK_BYTES - 4
 """Low bits of the place when the chunk is full."""
 _LAST_BESIDE_BLOCK_RECORD: Final = 4 * layout.BLOCK_RECORD_WORD - 8
 _GROUP: Final = 2
-"""Records of a straight kernel that go out in one store."""
+"""Records of a straight kernel that go out in one store, where nothing between them can wait."""
 MOST_MARKS: Final = 16
 """Marks behind one question for space."""
 MOST_A_TURN: Final = 20
@@ -73,7 +73,8 @@ class Recorder:
     `sites_hash`: of its site set. `flat`: its blocks differ in x alone. `shared`: the address of shared memory that a
     barrier's end is seen by, a symbol or a number. `straight`: the number of its marks, when each is passed once.
     `space`, `descriptor`: where the descriptor stands and what it is called. `listed`: blocks can be chosen by a list.
-    `in_registers`: its state is in registers from one mark to the next.
+    `waiting`: of a straight kernel's records those that are stored with the one behind them. `in_registers`: its state
+    is in registers from one mark to the next.
     """
 
     in_registers: ClassVar[bool] = True
@@ -86,6 +87,7 @@ class Recorder:
     space: str = "const"
     descriptor: str = layout.DESCRIPTOR_SYMBOL
     listed: bool = False
+    waiting: frozenset[int] = frozenset()
 
     def declarations(self) -> list[str]:
         """Registers, for the begin of the function's body."""
@@ -142,6 +144,7 @@ class Recorder:
         gt = f"@%wl_p3 st.global.cs.u32 [%wl_ad+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;"
         straight = [f"and.b32 %wl_r13, %wl_left, {WARPS};", first, gt] if self.straight is not None else []
         lost = [f"@%wl_p2 or.b32 %wl_lo, %wl_lo, {_LOST};"] if self.straight is not None else []
+        written = self.group(0, waits=0 in self.waiting) if straight else [*self.put(0, 0), *self.advance(1)]
         return [
             f"setp.ge.u32 %wl_w, %wl_left, {_NO_SPACE};",
             *self._take("%wl_w"),
@@ -154,7 +157,7 @@ class Recorder:
             *lost,
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.record("%wl_begin", code, 0),
-            *(self.group(0) if self.straight is not None else [*self.put(0, 0), *self.advance(1)]),
+            *written,
         ]
 
     def _slab(self) -> list[str]:
@@ -251,17 +254,14 @@ class Recorder:
             f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * at + 4}], %wl_k{own};",
         ]
 
-    def group(self, at: int, *, is_last: bool = False) -> list[str]:
-        """A straight kernel's record `at`, made in `register_of(at)`: two go out in one store, and so does the last."""
-        own = self.register_of(at)
-        if not is_last and own < _GROUP - 1:
-            return []
-        held = ", ".join(f"%wl_k{number}" for number in range(_GROUP))
+    def group(self, at: int, *, waits: bool = False, behind: bool = False) -> list[str]:
+        """Stores a straight kernel's record `at`, with the one before it where it is `behind` one that `waits`."""
+        if waits or not behind:
+            return [] if waits else self.put(self.register_of(at), at)
         return [
             "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
             "setp.ne.u32 %wl_w, %wl_hi, 0;",
-            *(f"mov.u32 %wl_k{number}, 0;" for number in range(own + 1, _GROUP)),
-            f"@%wl_w st.global.cs.v{_GROUP}.u32 [%wl_ad+{4 * (at - own) + 4}], {{{held}}};",
+            f"@%wl_w st.global.cs.v{_GROUP}.u32 [%wl_ad+{4 * (at - _GROUP + 1) + 4}], {{%wl_k0, %wl_k1}};",
         ]
 
     def register_of(self, at: int) -> int:
@@ -416,7 +416,7 @@ class Recorder:
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_end, %globaltimer;",
             *self.record("%wl_now", END_CODE, self.register_of(records)),
-            *self.group(records, is_last=True),
+            *self.group(records, behind=records - 1 in self.waiting),
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
             f"setp.ge.u32 %wl_p2, %wl_lo, {_LOST};",

@@ -75,9 +75,9 @@ class SharedRecorder(Recorder):
         del at
         return 0
 
-    def group(self, at: int, *, is_last: bool = False) -> list[str]:
+    def group(self, at: int, *, waits: bool = False, behind: bool = False) -> list[str]:
         """A straight kernel's record, stored at once."""
-        del is_last
+        del waits, behind
         return self.put(0, at)
 
     def next(self, number: int, together: bool, back: str = "", records: int = 0) -> list[str]:

@@ -312,6 +312,11 @@ class Waits:
         return out
 
 
+def may_hang(own: Instruction) -> bool:
+    """Whether an instruction may wait for ever, or lead to one that does."""
+    return own.name in ("bar", "barrier", "call", "nanosleep") or "wait" in own.opcode
+
+
 def is_idle(own: Instruction) -> bool:
     """Whether an instruction only computes: it neither touches memory nor waits nor branches."""
     return own.name in _COMPUTES

@@ -205,3 +205,38 @@ def test_the_launch_that_hangs_is_handed_on_as_far_as_it_got(monkeypatch: pytest
     assert own.save_unfinished("too late") == (False, "")
     assert len(given) == 1
     assert not (tmp_path / f"{os.getpid()}-kernel.watch").exists()
+
+
+@pytest.mark.parametrize("when", ["while it is read", "while it is looked at"])
+@pytest.mark.usefixtures("no_driver")
+def test_a_launch_that_has_ended_is_none_that_hangs_though_it_is_not_read_yet(
+    when: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended, reads, goes_on = threading.Event(), threading.Event(), threading.Event()
+    given: list[Any] = []
+    nothing = Drained(np.zeros((0, 32), np.uint32), 0, 0)
+
+    def drain(*_: Any) -> Drained:
+        reads.set()
+        goes_on.wait(20)
+        return nothing
+
+    def peek(*_: Any) -> Drained:
+        ended.set()
+        assert reads.wait(20)
+        return nothing
+
+    monkeypatch.setattr(launches, "_wait_for", lambda _: ended.wait(20))
+    monkeypatch.setattr(launches, "Pinned", lambda: "pinned")
+    for name, stand_in in (("mapped", False), ("drain", drain), ("peek", peek)):
+        monkeypatch.setattr(Arena, name, stand_in, raising=False)
+    keep: Any = SimpleNamespace(add=lambda *_: None, add_stopped=lambda *own: given.append(own))
+    own = LaunchRecorder(Asked(Request(rounds=0), str(tmp_path)), keep)
+    own.launch(kernel_of("k"), SHAPE, RecordOptions(), GIVEN)
+    if when == "while it is read":
+        ended.set()
+        assert reads.wait(20)
+    assert own.save_unfinished("Ctrl-C") == (False, "")
+    goes_on.set()
+    own.finish()
+    assert given == []

@@ -14,6 +14,7 @@ from tests.ptx_machine import Machine
 from tests.synthesis import manifest
 from warplens import layout
 from warplens.capture.recording import Recording
+from warplens.decode.last import last_events
 from warplens.instrument import Selection, instrument
 from warplens.instrument.shared_state import SHARED_STATE
 from warplens.trace import Trace
@@ -97,15 +98,17 @@ def run(
     blocks: int | None = None,
     machine: Machine | None = None,
     shared_state: bool = False,
+    selection: Selection | None = None,
 ) -> Run:
     """Launches an instrumented kernel with memory for `depth` chunks at each cursor.
 
     `blocks`: bits of a list of 40 blocks, for a kernel of a program that nvcc built. `more`: bits of the fourth word.
     """
-    found = instrument(text, Selection("all"), shared_state=shared_state)
+    selection = selection or Selection("all")
+    found = instrument(text, selection, shared_state=shared_state)
     if blocks is not None:
         own = f".const .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[24];\n.visible .entry"
-        found = instrument(text.replace(".visible .entry", own, 1), Selection("all"), in_program=True)
+        found = instrument(text.replace(".visible .entry", own, 1), selection, in_program=True)
     sites = found.kernels[0].site_set
     assert sites is not None
     symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, "full": 64, "empty": 72, "out": 1024}
@@ -127,13 +130,7 @@ def run(
         machine.store(cursor, number)
     machine.touched.clear()
     machine.run(found.text, grid=grid, threads=threads, grid_id=5, arguments={"n": turns})
-    written = sorted({(address - CHUNKS) // layout.CHUNK_BYTES for address in machine.touched if address >= CHUNKS})
-    assert all(index < depth * layout.CURSOR_COUNT for index in written), "a store behind the memory for chunks"
-    words = [
-        [machine.memory.get(CHUNKS + index * layout.CHUNK_BYTES + 4 * n, 0) for n in range(layout.CHUNK_WORDS)]
-        for index in written
-    ]
-    chunks = np.array(words, np.uint32).reshape(-1, layout.CHUNK_WORDS)
+    chunks = chunks_of(machine, depth)
     lost = [machine.load_wide(CONTROL + at) for at in (layout.CONTROL_LOST_EVENTS, layout.CONTROL_LOST_CHUNKS)]
     launch = {"grid": [grid, 1, 1], "block": [threads, 1, 1], "grid_id": 5}
     facts = manifest(launches=[launch | {"lost_events": lost[0], "lost_chunks": lost[1]}])
@@ -141,6 +138,17 @@ def run(
     facts["kernels"][0]["site_set"] = sites["name"]
     trace = Trace.from_recording(Recording(facts, {"records/000000.u32": chunks}))
     return Run(machine, trace, chunks, *lost)
+
+
+def chunks_of(machine: Machine, depth: int) -> Any:
+    """Chunks that were written, where each cursor had `depth`."""
+    written = sorted({(address - CHUNKS) // layout.CHUNK_BYTES for address in machine.touched if address >= CHUNKS})
+    assert all(index < depth * layout.CURSOR_COUNT for index in written), "a store behind the memory for chunks"
+    words = [
+        [machine.memory.get(CHUNKS + index * layout.CHUNK_BYTES + 4 * n, 0) for n in range(layout.CHUNK_WORDS)]
+        for index in written
+    ]
+    return np.array(words, np.uint32).reshape(-1, layout.CHUNK_WORDS)
 
 
 def kinds(trace: Trace) -> set[str]:
@@ -276,6 +284,59 @@ def test_a_kernel_that_passes_each_mark_once_asks_for_no_space_on_its_way() -> N
     names = [done.trace.sites["name"][site] for site in done.trace.spans.sort("block", "warp", "sequence")["site"]]
     assert names == ["ptx:9", "ptx:10 wait barrier 0", "ptx:11 store", "ptx:12 wait barrier 1", "ptx:13"] * 4
     assert "no_end" not in kinds(done.trace)
+
+
+HANGS = {
+    "a wait": "$again:\n	mbarrier.try_wait.parity.shared.b64 %p1, [full], %r1;\n	@!%p1 bra $again;",
+    "a loop": "$again:\n	st.global.u32 [1024], %r1;\n	setp.ne.u32 %p1, %r1, 0;\n	@%p1 bra $again;",
+}
+
+
+@pytest.mark.parametrize("shared_state", [False, True])
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+@pytest.mark.parametrize("what", HANGS)
+def test_the_last_record_of_a_warp_that_hangs_is_that_of_the_place_where_it_hangs(
+    what: str, before: int, shared_state: bool
+) -> None:
+    """Also where records go out by twos: one that waits for another says no more than that there was one before."""
+    some = "	bar.sync 0;\n" + "	st.global.u32 [1024], %r1;\n	mbarrier.arrive.shared.b64 _, [empty];\n" * before
+    text = STRAIGHT.replace("	bar.sync 0;\n	st.global.u32 [%r1], %r1;\n", some + HANGS[what] + "\n")
+    text = text.replace(".visible .entry", ".shared .align 8 .b64 full;\n.shared .align 8 .b64 empty;\n.visible .entry")
+    found = instrument(text.format(threads=32), shared_state=shared_state)
+    assert "$wl_next" not in found.text
+    machine = Machine({}, asks=1 << 30)
+    with pytest.raises(AssertionError, match="does not end"):
+        run(text.format(threads=32), threads=32, machine=machine, shared_state=shared_state, selection=Selection())
+    assert found.kernels[0].site_set is not None
+    names = [site["name"] for site in found.kernels[0].site_set["sites"]]
+    bits = layout.code_bits(len(names))
+    ((_, _, _, record),), ended = last_events(chunks_of(machine, 64), bits)
+    behind = next(n for n, name in enumerate(names) if name.endswith("wait barrier 1"))
+    assert names[layout.read_code(record, bits)[0] - 1] == names[behind - 1]
+    assert ("wait mbarrier full" in names[behind - 1]) == (what == "a wait")
+    assert ended == 0
+
+
+class _Hangs(dict[str, int]):
+    """Barriers of which one does not end."""
+
+    def get(self, number: str, otherwise: int = 0) -> int:  # type: ignore[override]
+        if number == "1":
+            raise AssertionError("the barrier does not end")
+        return otherwise
+
+
+@pytest.mark.parametrize("leaves", ["", "	setp.eq.u32 %p1, %r1, 0;\n	@%p1 ret;\n"])
+def test_a_warp_that_hangs_where_no_mark_was_asked_for_has_stored_the_mark_before(leaves: str) -> None:
+    text = STRAIGHT.replace("	bar.sync 0;\n", leaves + "	bar.sync 0;\n").format(threads=32)
+    machine, selection = Machine({}, waits=_Hangs()), Selection(sites="barrier 0|store")
+    with pytest.raises(AssertionError, match="does not end"):
+        run(text, threads=32, turns=64, machine=machine, selection=selection)
+    sites = instrument(text, selection).kernels[0].site_set
+    assert sites is not None
+    bits = layout.code_bits(len(sites["sites"]))
+    ((_, _, _, record),), _ = last_events(chunks_of(machine, 64), bits)
+    assert sites["sites"][layout.read_code(record, bits)[0] - 1]["name"].endswith(" store")
 
 
 @pytest.mark.parametrize("shared_state", [False, True])
