@@ -86,12 +86,12 @@ def run(
     Raises UsageError where it cannot be started.
     """
     watch = watch or Watch()
-    with _patient(watch) as forward:
+    with _patient(watch) as begun:
         try:
             child = subprocess.Popen(command, env={**environment(text), **more}, close_fds=False)
         except OSError as error:
             raise UsageError(f"cannot run {command[0]}: {error.strerror or error}") from error
-        forward.append(child)
+        begun(child)
         try:
             code = _wait(child, timeout_s, watch)
         except subprocess.TimeoutExpired:
@@ -148,8 +148,10 @@ def _in_foreground() -> bool:
 
 
 @contextmanager
-def _patient(watch: Watch) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Keys (Ctrl-C) reach the program by itself, being in the terminal's group too; other signals are handed on to it.
+def _patient(watch: Watch) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Yields what is to be called with the program once it runs.
+
+    Keys (Ctrl-C) reach the program by itself, being in the terminal's group too; other signals are handed on to it.
 
     Outside of that group SIGINT was sent, and is handed on: a sender to the whole group has the program hear it twice.
     One that is ignored, as by nohup, stays so, here and in the program, which inherits that.
@@ -158,6 +160,7 @@ def _patient(watch: Watch) -> Iterator[list[subprocess.Popen[bytes]]]:
     there at the second Ctrl-C soon after that, it waits for such a kernel, hears nothing, and is ended.
     """
     running: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []  # signals that came before it was known which process is to have them
     saved_s = -math.inf
 
     def save(number: int) -> None:
@@ -166,7 +169,14 @@ def _patient(watch: Watch) -> Iterator[list[subprocess.Popen[bytes]]]:
             saved = watch.save(f"{'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} came while it ran")
             saved_s = time.monotonic() if saved else -math.inf
 
+    def begun(child: subprocess.Popen[bytes]) -> None:
+        running.append(child)
+        while early:
+            hand_on(early.pop(0), None)
+
     def hand_on(number: int, _frame: Any) -> None:
+        if not running:
+            early.append(number)
         for child in running:
             if child.poll() is None:
                 child.send_signal(number)
@@ -197,7 +207,7 @@ def _patient(watch: Watch) -> Iterator[list[subprocess.Popen[bytes]]]:
     heard = [number for number in handlers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, handlers[number]) for number in heard}
     try:
-        yield running
+        yield begun
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

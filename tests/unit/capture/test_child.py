@@ -8,7 +8,9 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +110,10 @@ sys.exit(len(heard))
 
 
 def test_signals_to_this_process_alone_reach_the_program() -> None:
-    code = f"from warplens.capture.child import run; print(run([{sys.executable!r}, '-c', {SENDS!r}], '', 20).code)"
+    """Whatever ignores some of them round the tests, as nohup and a shell's background do."""
+    numbers = [int(getattr(signal, f"SIG{name}")) for name in SIGNALS]
+    code = f"import signal\nfor number in {numbers}: signal.signal(number, signal.SIG_DFL)\n"
+    code += f"from warplens.capture.child import run; print(run([{sys.executable!r}, '-c', {SENDS!r}], '', 20).code)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, start_new_session=True
     )
@@ -131,3 +136,19 @@ def test_ctrl_c_on_a_terminal_reaches_the_program_once() -> None:
         pass
     assert os.waitpid(child, 0)[1] == 0
     assert shown.count(b"heard") == 1
+
+
+def test_a_signal_that_comes_while_the_program_is_started_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program may run, and send one, before the call that started it has returned."""
+    start = subprocess.Popen
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        begun = start(*arguments, **named)
+        time.sleep(1)
+        return begun
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    program = (
+        "import os, signal, time; signal.signal(10, lambda *_: os._exit(7)); os.kill(os.getppid(), 10); time.sleep(9)"
+    )
+    assert run([sys.executable, "-c", program], "", 15).code == 7

@@ -132,8 +132,8 @@ def test_a_ctrl_c_long_behind_a_save_is_a_first_one_again(monkeypatch: pytest.Mo
         saves.append(why)
         return True
 
-    with child._patient(child.Watch(save=save)) as running:
-        running.append(program)
+    with child._patient(child.Watch(save=save)) as begun:
+        begun(program)
         signal.raise_signal(signal.SIGINT)
         time.sleep(0.3)
         signal.raise_signal(signal.SIGINT)
