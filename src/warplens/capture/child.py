@@ -112,6 +112,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
+def _end_meanwhile(child: subprocess.Popen[bytes]) -> None:
+    """As `_end`, and waits for nothing."""
+    child.send_signal(signal.SIGTERM)
+    killing = threading.Timer(GRACE_S, child.kill)
+    killing.daemon = True  # `record` ends when the program has
+    killing.start()
+
+
 def _wait(child: subprocess.Popen[bytes], timeout_s: float | None, watch: Watch) -> int:
     if watch.tick is None:
         return child.wait(timeout_s)
@@ -185,10 +193,7 @@ def _patient(watch: Watch) -> Iterator[Callable[[subprocess.Popen[bytes]], None]
         """A handler and not SIG_IGN, which the program would inherit."""
         if number == signal.SIGINT and time.monotonic() < saved_s + AGAIN_S:
             for child in running:
-                child.send_signal(signal.SIGTERM)
-                killing = threading.Timer(GRACE_S, child.kill)
-                killing.daemon = True  # `record` ends when the program has
-                killing.start()
+                _end_meanwhile(child)
             return
         if number == signal.SIGINT:
             save(number)
