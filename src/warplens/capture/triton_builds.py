@@ -109,17 +109,20 @@ class _Builds:
         blocks fit on an SM as before. What was tried goes into the notes."""
         clean = registers_and_frame(self._clean_cubin)
         blocks = launch_of(text, facts).blocks(clean[0])
-        kernels = instrument(text, self._choice.selection).kernels
-        can = _ways(kernels, text, facts, clean[0])
+        plain = Mode(self._choice.selection)
+        wanted = instrument(text, plain.selection)
+        can = _ways(wanted.kernels, text, facts, clean[0])
         tried: list[tuple[int, Marked, Instrumented, str]] = []
         lines: list[str] = []
         for what, selection in fewer_and_fewer(self._choice.selection):
             for named, mode in can.modes(what, selection):
-                build = self._built(text, {own.name: mode for own in kernels}, clean)
+                modes = {own.name: mode for own in wanted.kernels}
+                found = wanted if mode == plain else instrument(text, modes=modes)
+                build = self._built(text, found, modes, clean)
                 if isinstance(build, str):
                     lines.append(f"{name}: {named}: {build}")
                     continue
-                marked, found, registers = build
+                marked, registers = build
                 fits = launch_of(marked.ptx, facts).blocks(registers)
                 tried.append((fits, marked, found, named))
                 if fits >= blocks:
@@ -149,13 +152,12 @@ class _Builds:
         return marked
 
     def _built(
-        self, text: str, modes: dict[str, Mode], clean: tuple[int, int]
-    ) -> tuple[Marked, Instrumented, int] | str:
+        self, text: str, found: Instrumented, modes: dict[str, Mode], clean: tuple[int, int]
+    ) -> tuple[Marked, int] | str:
         """The kernel with marks, and the registers of a thread; or what speaks against these modes.
 
-        clean: registers and local bytes of the clean build.
+        found: `text` with marks. clean: registers and local bytes of the clean build.
         """
-        found = instrument(text, modes=modes)
         ptx = f"{found.text}\n{_CLEAN} {clean[0]} {clean[1]}\n"
         cubin, says = self._assembled(ptx)
         if complaint := self._new_complaint(says, text):
@@ -169,7 +171,7 @@ class _Builds:
             more = shared_bytes(cubin, own) - shared_bytes(self._clean_cubin, own)
             if more != SHARED_STATE_BYTES:  # what the launch asks for stands behind, and may need its alignment
                 return f"shared memory moves by {more:,} bytes in place of {SHARED_STATE_BYTES:,}"
-        return Marked(ptx, cubin), found, registers
+        return Marked(ptx, cubin), registers
 
     def _assembled(self, text: str) -> tuple[bytes, Counter[str]]:
         """The machine code, empty where ptxas refuses it for want of registers; what it complains of, and how often."""

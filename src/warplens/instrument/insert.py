@@ -373,8 +373,8 @@ class Inserter:
 
     def _add(self, at: int, lines: list[str], code: int = _NO_MARK) -> None:
         """Lines at a place in the text, named in the line information as those of the mark with this code."""
-        before = bisect_left(self._places, (at, "")) - 1
-        if self._file and before >= 0 and lines:
+        if self._file and self._places and lines:
+            before = max(bisect_left(self._places, (at, "")) - 1, 0)  # what has no line has the first one then
             lines = [f".loc {self._file} {code} 0", *lines, self._places[before][1]]
         self.pieces.append((at, at, _lines(lines)))
 
