@@ -18,7 +18,7 @@ from warplens.errors import DeviceError
 
 PIECE_BYTES: Final = 8 << 20
 LONGEST_S: Final = 5.0
-"""Of all copies together. 256 MiB take less than 0.1 s on a GPU that answers."""
+"""Of all copies together."""
 
 
 class Pinned:
