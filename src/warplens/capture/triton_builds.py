@@ -141,9 +141,7 @@ class _Builds:
         if not named.startswith("the marks asked for"):
             self._choice.remark(f"{name} has no registers for all of its marks: it gets {named}")
         elif SHARED_STATE in named:
-            more = (
-                "marks cost more there (matmuls ran 1.5 to 1.7 times as long), and fewer may fit in registers (--sites)"
-            )
+            more = "marks cost more there (matmuls ran 1.5 times as long), and fewer may fit in registers (--sites)"
             self._choice.remark(f"{name}: it gets {named}: {more}")
         elif lines:
             self._choice.notes.append(f"{name}: it gets {named}")
