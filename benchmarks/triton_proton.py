@@ -32,6 +32,7 @@ import torch
 import triton
 import triton.profiler as proton
 import triton_proton_kernels as kernels
+from triton.tools.tensor_descriptor import TensorDescriptor
 from triton_marks import Case, bound, noise, nvidia_smi
 
 from warplens.capture.python import PythonOptions
@@ -48,17 +49,20 @@ RESAMPLES = 10_000
 
 @dataclass
 class Compared:
-    """A case, the records that its scopes make in a warp, its warps, and the selection that makes about as many."""
+    """A case, the records that its scopes make in a warp, its warps, and the selection that makes about as many.
+
+    `records`: of one launch, where its warps do not make as many each.
+    """
 
     case: Case
     records_a_warp: int
     warps: int
     chosen: Selection
+    warps_a_block: int = 8
+    records: int = 0
 
-    @property
-    def records(self) -> int:
-        """Of one launch."""
-        return self.records_a_warp * self.warps
+    def __post_init__(self) -> None:
+        self.records = self.records or self.records_a_warp * self.warps
 
 
 def matmul_case(size: int, depth: int) -> Compared:
@@ -84,9 +88,52 @@ def rms_norm_case(rows: int, width: int) -> Compared:
     return Compared(Case(f"RMSNorm {rows} x {width}", launch, y), 8, 8 * rows, Selection("all"))
 
 
+def layer_norm_case(rows: int, width: int) -> Compared:
+    x, w, b = noise(rows, width), noise(width), noise(width)
+    y = torch.empty_like(x)
+
+    def launch() -> Any:
+        return kernels.layer_norm[(rows,)](x, y, w, b, width, 1e-5, BLOCK=width, num_warps=8)
+
+    return Compared(Case(f"layer norm {rows} x {width}", launch, y), 10, 8 * rows, Selection(sites="wait"))
+
+
+def attention_case(heads: int, length: int) -> Compared:
+    q, k, v = (noise(heads, length, 64) for _ in range(3))
+    out = torch.empty_like(q)
+
+    def launch() -> Any:
+        blocks = {"BLOCK_M": 128, "BLOCK_N": 64, "HEAD": 64, "num_warps": 4, "num_stages": 3}
+        return kernels.attention[(length // 128, heads)](q, k, v, out, length, 0.18, **blocks)
+
+    case = Case(f"attention {heads} x {length}", launch, out)
+    chosen = Selection(sites=r"wait (cp\.async|wgmma)")
+    return Compared(case, 6 * length // 64, 4 * heads * length // 128, chosen, warps_a_block=4)
+
+
+def matmul_tma_case(size: int) -> Compared:
+    a, b = noise(size, size), noise(size, size)
+    c = torch.empty(size, size, device="cuda", dtype=torch.bfloat16)
+    descriptors = [TensorDescriptor.from_tensor(t, [128, s]) for t, s in ((a, 64), (b, 64), (c, 128))]
+    programs = torch.cuda.get_device_properties(0).multi_processor_count
+    tiles = (size // 128) ** 2
+
+    def launch() -> Any:
+        blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
+        return kernels.matmul_tma[(programs,)](*descriptors, size, size, size, PROGRAMS=programs, **blocks)
+
+    case = Case(f"persistent TMA matmul {size}", launch, c)
+    records = 4 * size // 64 * tiles * 4
+    chosen = Selection(sites=r"wait (mbarrier|wgmma)")
+    return Compared(case, records // (4 * programs), 4 * programs, chosen, warps_a_block=4, records=records)
+
+
 CASES: dict[str, Callable[[], Compared]] = {
     "matmul": lambda: matmul_case(2048, 4096),
     "rms_norm": lambda: rms_norm_case(4096, 5120),
+    "layer_norm": lambda: layer_norm_case(16384, 4096),
+    "attention": lambda: attention_case(64, 4096),
+    "matmul_tma": lambda: matmul_tma_case(4096),
 }
 
 
@@ -185,7 +232,7 @@ def prepare(compared: Compared, folder: Path) -> list[Variant]:
     torch.cuda.synchronize()
     expected = case.out.clone()
     variants[0].facts = {"registers": own[0].n_regs, "spills": own[0].n_spills, "shared_bytes": own[0].metadata.shared}
-    room = 8 * 8 * compared.records_a_warp  # 8 bytes a record, 8 warps
+    room = triton.next_power_of_2(8 * compared.warps_a_block * compared.records_a_warp)  # 8 bytes a record
     modes = {"proton": "default", "proton, room for all": f"default:buffer_size={room}"}
     made = [attempt(name, proton_variant, compared, name, mode, folder) for name, mode in modes.items()]
     for name, selection in (("warplens, waits", Selection()), ("warplens, chosen sites", compared.chosen)):
