@@ -25,10 +25,10 @@ from machine import described
 
 from tests.full_kernels import roles
 from warplens.capture.chosen import Built
-from warplens.instrument import Mode, Selection, instrument
+from warplens.instrument import Mode, Selection, State, instrument
 
 CORPUS = Path(__file__).parents[1] / "tests" / "ptx"
-MODES = {"state in registers": Mode(Selection()), "state in shared memory": Mode(Selection(), shared_state=True)}
+MODES = {"state in registers": Mode(Selection()), "state in shared memory": Mode(Selection(), state=State.SHARED)}
 MOVED = {24: 40, 240: 232}
 SMALL, LARGE = (4, 8, 10, 12, 14, 16, 18), (208, 212, 216, 220, 224, 228)
 
@@ -62,7 +62,7 @@ def corpus(ptxas: str, folder: Path) -> dict[str, Any]:
 def full_roles(ptxas: str, folder: Path) -> dict[str, Any]:
     modes = MODES | {
         "40 and 232 for 24 and 240": Mode(Selection(), setmaxnreg=MOVED),
-        "40 and 232 for 24 and 240, state in shared memory": Mode(Selection(), shared_state=True, setmaxnreg=MOVED),
+        "40 and 232 for 24 and 240, state in shared memory": Mode(Selection(), state=State.SHARED, setmaxnreg=MOVED),
     }
     kernels = {f"{n} values in the role with 24": roles(n, 100) for n in SMALL}
     kernels |= {f"{n} values in the roles with 240": roles(4, n) for n in LARGE}

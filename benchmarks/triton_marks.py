@@ -33,7 +33,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from warplens.capture.chosen import Ways
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
-from warplens.instrument import Mode, Selection
+from warplens.instrument import Mode, Selection, State
 from warplens.instrument.recorder import Recorder
 from warplens.trace import Trace
 
@@ -139,7 +139,7 @@ def in_shared_memory(run: Callable[[], Any]) -> Any:
     modes = Ways.modes
 
     def shared(self: Ways, what: str, selection: Selection) -> list[tuple[str, Mode]]:
-        return [(name, mode) for name, mode in modes(self, what, selection) if mode.shared_state]
+        return [(name, mode) for name, mode in modes(self, what, selection) if mode.state is State.SHARED]
 
     Ways.modes = shared  # type: ignore[method-assign,assignment]
     try:

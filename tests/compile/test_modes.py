@@ -19,7 +19,7 @@ from tests.machine_code import disassemble
 from warplens.capture.chosen import choose
 from warplens.capture.modules import read_site_sets, registers_and_frame, shared_bytes
 from warplens.capture.triton_builds import Choice, mark
-from warplens.instrument import Mode, Selection, instrument
+from warplens.instrument import Mode, Selection, State, instrument
 from warplens.instrument.shared_state import SHARED_STATE_BYTES
 
 pytestmark = pytest.mark.compile
@@ -66,7 +66,7 @@ def test_with_the_state_in_shared_memory_a_kernel_assembles_and_shared_memory_mo
 ) -> None:
     text = gzip.decompress(path.read_bytes()).decode()
     clean = assembled(text, tmp_path, "clean")
-    found = instrument(text, shared_state=True)
+    found = instrument(text, state=State.SHARED)
     marked = assembled(found.text, tmp_path, "marked")
     assert marked.warnings <= clean.warnings
     for kernel in found.kernels:
@@ -77,13 +77,23 @@ def test_with_the_state_in_shared_memory_a_kernel_assembles_and_shared_memory_mo
     assert yields(marked.cubin) <= yields(clean.cubin) or path.name.startswith("nvcc_sm_80")  # compiled with -G
 
 
+@pytest.mark.parametrize("name", ["matmul", "marked", "attention"])
+def test_a_recorder_with_fewer_registers_takes_fewer(name: str, tmp_path: Path) -> None:
+    text = text_of(f"triton_3.6.0_{name}_90")
+    found = {state: instrument(text, state=state) for state in (State.REGISTERS, State.FEWER_REGISTERS)}
+    usual, fewer = (assembled(own.text, tmp_path, state.name).cubin for state, own in found.items())
+    most, spilled = registers_and_frame(fewer)
+    assert spilled == 0
+    assert most <= registers_and_frame(usual)[0] - 2
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
 def test_beside_other_shared_memory_of_a_kernel_what_is_behind_stays_as_well_aligned(
     target: str, tmp_path: Path
 ) -> None:
     text = WITH_STATICS.format(target=target).replace(".version 8.0", ".version 8.7")
     clean = assembled(text, tmp_path, "clean").cubin
-    marked = assembled(instrument(text, shared_state=True).text, tmp_path, "marked").cubin
+    marked = assembled(instrument(text, state=State.SHARED).text, tmp_path, "marked").cubin
     assert shared_bytes(marked, "statics") - shared_bytes(clean, "statics") == SHARED_STATE_BYTES
 
 
@@ -105,7 +115,8 @@ def test_a_kernel_with_all_registers_gets_its_marks_with_the_state_in_shared_mem
     assert registers_and_frame(marked.cubin) == (255, 0)
     tried = [line for line in notes if "matmul_tma: the marks" in line or "it gets" in line]
     assert re.fullmatch(r"matmul_tma: the marks asked for: \d+ bytes spill", tried[0])
-    assert [line.partition(": marks cost")[0] for line in tried[1:]] == [
+    assert re.fullmatch(r"matmul_tma: the marks asked for, a recorder with fewer registers: \d+ bytes spill", tried[1])
+    assert [line.partition(": marks cost")[0] for line in tried[2:]] == [
         "matmul_tma: it gets the marks asked for, state in shared memory"
     ]
     assert told == []

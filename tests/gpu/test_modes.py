@@ -18,7 +18,7 @@ from warplens.capture.chosen import Ways
 from warplens.capture.library import Library
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
-from warplens.instrument import Mode, Selection, instrument
+from warplens.instrument import Mode, Selection, State, instrument
 from warplens.trace import Trace
 
 pytestmark = pytest.mark.gpu
@@ -144,11 +144,12 @@ def compare(
 
 
 @pytest.mark.parametrize("level", ["waits", "all"])
+@pytest.mark.parametrize("state", [State.FEWER_REGISTERS, State.SHARED])
 @pytest.mark.parametrize("make", [norm, matmul, persistent, specialised])
-def test_with_its_state_in_shared_memory_a_kernel_computes_and_records_the_same(
-    make: Callable[[], Case], level: str, monkeypatch: pytest.MonkeyPatch
+def test_with_its_state_elsewhere_a_kernel_computes_and_records_the_same(
+    make: Callable[[], Case], state: State, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare(make, level, lambda mode: mode.shared_state and not mode.setmaxnreg, monkeypatch)
+    compare(make, level, lambda mode: mode.state is state and not mode.setmaxnreg, monkeypatch)
 
 
 @pytest.mark.parametrize("shared_state", [False, True])
@@ -156,14 +157,14 @@ def test_with_registers_moved_between_its_roles_a_kernel_computes_and_records_th
     shared_state: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def moved(mode: Mode) -> bool:
-        return mode.setmaxnreg is not None and mode.shared_state == shared_state
+        return mode.setmaxnreg is not None and (mode.state is State.SHARED) == shared_state
 
     compare(specialised, "waits", moved, monkeypatch)
 
 
 def test_small_memory_loses_events_and_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     run = matmul()
-    only(monkeypatch, lambda mode: mode.shared_state)
+    only(monkeypatch, lambda mode: mode.state is State.SHARED)
     _, every, _ = recorded(run, "waits")
     _, some, _ = recorded(run, "waits", capacity_bytes=1 << 18)
     lost = some.manifest["launches"][0]["lost_events"]
@@ -173,11 +174,11 @@ def test_small_memory_loses_events_and_counts_them(monkeypatch: pytest.MonkeyPat
 
 MODES = {
     "marks": Mode(Selection()),
-    "state in shared memory": Mode(Selection(), shared_state=True),
+    "state in shared memory": Mode(Selection(), state=State.SHARED),
     "32 and 232": Mode(Selection(), setmaxnreg={24: 32, 240: 232}),
     "40 and 232": Mode(Selection(), setmaxnreg={24: 40, 240: 232}),
     "56 and 224": Mode(Selection(), setmaxnreg={24: 56, 240: 224}),
-    "40 and 232, state in shared memory": Mode(Selection(), shared_state=True, setmaxnreg={24: 40, 240: 232}),
+    "40 and 232, state in shared memory": Mode(Selection(), state=State.SHARED, setmaxnreg={24: 40, 240: 232}),
 }
 
 

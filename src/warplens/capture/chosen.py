@@ -16,7 +16,7 @@ from typing import Final
 
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
-from warplens.instrument import Instrumented, Kernel, Mode, Selection, instrument
+from warplens.instrument import Instrumented, Kernel, Mode, Selection, State, instrument
 from warplens.instrument.rebalance import pool_registers, told
 
 _COMPILING: Final = re.compile(r"Compiling entry function '([^']+)'|Function properties for (\S+)")
@@ -28,6 +28,7 @@ _COMPLAINED_OF: Final = ("setmaxnreg", "wgmma")
 IGNORED: Final = ("C7507", "C7508")
 """What ptxas says where it ignores every `setmaxnreg`."""
 SHARED_STATE: Final = "state in shared memory"
+FRUGAL: Final = "a recorder with fewer registers"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
 _MOST_WARPS: Final = 32  # of a block
 _NAMED: Final = re.compile(r"(?:function '([^']+)'|in function ([\w$]+))")
@@ -218,17 +219,16 @@ class Ways:
         yield what, Mode(selection)
         if self.most:
             yield f"{what}, {self.most} registers at most", Mode(selection, self.most)
+        limit = f", {self.most} registers at most" if self.most else ""
+        yield f"{what}, {FRUGAL}{limit}", Mode(selection, self.most, State.FEWER_REGISTERS)
         if self.shared:
-            yield f"{what}, {SHARED_STATE}", Mode(selection, shared_state=True)
+            yield f"{what}, {SHARED_STATE}", Mode(selection, state=State.SHARED)
         if self.shared and self.most:
-            yield (
-                f"{what}, {SHARED_STATE}, {self.most} registers at most",
-                Mode(selection, self.most, shared_state=True),
-            )
+            yield f"{what}, {SHARED_STATE}{limit}", Mode(selection, self.most, State.SHARED)
         for moved in self.moves:
             yield f"{what}, {told(moved)}", Mode(selection, setmaxnreg=moved)
         for moved in self.moves if self.shared else ():
-            yield f"{what}, {SHARED_STATE}, {told(moved)}", Mode(selection, shared_state=True, setmaxnreg=moved)
+            yield f"{what}, {SHARED_STATE}, {told(moved)}", Mode(selection, state=State.SHARED, setmaxnreg=moved)
 
 
 def moves_of(kernel: Kernel, registers: int, *, ignored: bool) -> tuple[list[dict[int, int]], str]:

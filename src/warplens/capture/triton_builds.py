@@ -22,7 +22,7 @@ from warplens.capture.chosen import SHARED_STATE, Built, Ways, fewer_and_fewer, 
 from warplens.capture.modules import registers_and_frame, shared_bytes
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
-from warplens.instrument import Instrumented, Kernel, Mode, Selection, instrument
+from warplens.instrument import Instrumented, Kernel, Mode, Selection, State, instrument
 from warplens.instrument.shared_state import SHARED_STATE_BYTES
 
 _SHARED_LIMIT: Final = 48 * 1024
@@ -165,7 +165,7 @@ class _Builds:
             return f"{frame - clean[1]} bytes spill"
         if any(mode.setmaxnreg for mode in modes.values()) and registers != clean[0]:
             return f"{registers} registers at launch in place of {clean[0]}"
-        for own in (own for own, mode in modes.items() if mode.shared_state):
+        for own in (own for own, mode in modes.items() if mode.state is State.SHARED):
             more = shared_bytes(cubin, own) - shared_bytes(self._clean_cubin, own)
             if more != SHARED_STATE_BYTES:  # what the launch asks for stands behind, and may need its alignment
                 return f"shared memory moves by {more:,} bytes in place of {SHARED_STATE_BYTES:,}"

@@ -113,7 +113,8 @@ def read_chunks(
         words = given
         entries = [i for i, entry in enumerate(launches) if entry["records"] == member]
         head = _headers(words)
-        launch = _check_member(head, words, member, entries, shape, launches, problems)
+        spare = bool(entries) and all(_in_slabs(manifest, launches[i]) for i in entries)
+        launch = _check_member(head, words, member, entries, shape, launches, problems, spare=spare)
         open_rows = np.flatnonzero(streams.is_stream(head[layout.WORD_META]) & (launch >= 0))
         if len(open_rows):
             apart = streams.is_detached(head[layout.WORD_META][open_rows])
@@ -189,12 +190,17 @@ def _check_member(
     shape: _Shape,
     launches: list[dict[str, Any]],
     problems: Problems,
+    *,
+    spare: bool,
 ) -> I64:
-    """The launch of each chunk of a member; -1 for chunks that are not of this recording, which become problems."""
+    """The launch of each chunk of a member; -1 for chunks that are not of this recording, which become problems.
+
+    `spare`: warps took several chunks at once, and may have left some of them unused.
+    """
     meta = head[layout.WORD_META]
     marked = meta >> np.uint32(layout.META_MARKER_SHIFT) == layout.META_MARKER
     if not marked.all():
-        _tell_unmarked(words[~marked], member, problems)
+        _tell_unmarked(words[~marked], member, problems, spare=spare)
     launch = _launch_of(head[layout.WORD_GRID], marked, entries, launches)
     count = meta >> np.uint32(layout.META_COUNT_SHIFT) & np.uint32(_COUNT_MASK)
     recorded = meta & np.uint32(int(ChunkFlag.BLOCK_RECORD) << layout.META_FLAGS_SHIFT) != 0
@@ -256,9 +262,16 @@ def _order(gwarp: I64, sequence: U32) -> I64 | None:
     return np.asarray(np.sort(key << index_bits | np.arange(len(key))) & ((1 << index_bits) - 1))  # 2.5 times faster
 
 
-def _tell_unmarked(words: U32, member: str, problems: Problems) -> None:
+def _in_slabs(manifest: dict[str, Any], launch: dict[str, Any]) -> bool:
+    """Whether a launch's warps took memory in slabs, as automatic marks do (instrument/recorder.py): only their site
+    sets say what they left out. They write a chunk's header before its first record."""
+    name = manifest["kernels"][launch["kernel"]]["site_set"]
+    return any(entry["name"] == name and "left_out" in entry for entry in manifest["site_sets"])
+
+
+def _tell_unmarked(words: U32, member: str, problems: Problems, *, spare: bool) -> None:
     unwritten = int((~words.any(axis=1)).sum())
-    if unwritten:
+    if unwritten and not spare:
         text = f"{unwritten} chunks of {member} were reserved and never written: their warps did not get to flush"
         problems.add(Problem("unwritten_chunk", unwritten, "loss", text))
     if len(words) > unwritten:

@@ -11,12 +11,14 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Final
 
 from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
+from warplens.instrument.frugal import FrugalRecorder
 from warplens.instrument.insert import Inserter, Piece, marks_file, stored_together
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.rebalance import Asked
@@ -60,15 +62,30 @@ class Kernel:
     asked: Asked | None = None
 
 
+class State(Enum):
+    """Where the recorder keeps its state between marks: in registers; in fewer, so that a full chunk costs more; in
+    shared memory, so that each mark costs more."""
+
+    REGISTERS = "registers"
+    FEWER_REGISTERS = "fewer registers"
+    SHARED = "shared memory"
+
+
+_RECORDERS: Final[dict[State, type[Recorder]]] = {
+    State.REGISTERS: Recorder,
+    State.FEWER_REGISTERS: FrugalRecorder,
+    State.SHARED: SharedRecorder,
+}
+
+
 @dataclass(frozen=True)
 class Mode:
     """How one kernel is marked: which marks it gets, None for none, and what registers its threads may take, where it
-    `takes_limit`. `shared_state`: the recorder's state is in shared memory. `setmaxnreg`: what it asks for in place of
-    each number that it asked for."""
+    `takes_limit`. `state`: where the recorder's state is. `setmaxnreg`: what it asks for in place of each number."""
 
     selection: Selection | None
     most_registers: int | None = None
-    shared_state: bool = False
+    state: State = State.REGISTERS
     setmaxnreg: Mapping[int, int] | None = None
 
 
@@ -86,7 +103,7 @@ def instrument(
     *,
     kernels: str | None = None,
     most_registers: int | None = None,
-    shared_state: bool = False,
+    state: State = State.REGISTERS,
     modes: Mapping[str, Mode] | None = None,
     in_program: bool = False,
 ) -> Instrumented:
@@ -94,8 +111,8 @@ def instrument(
 
     `selection`: which marks (waits, all of them, by default). `kernels`: regular expression that a kernel's name must
     hold. `most_registers`: what their threads may take, where a kernel takes a limit: it has none itself (`.maxnreg`),
-    and no `setmaxnreg`, which would then count where it had not. `shared_state`: the recorder's state is in shared
-    memory, of which a block then takes SHARED_STATE_BYTES more. `modes`: all of this, for kernels by their names.
+    and no `setmaxnreg`, which would then count where it had not. `state`: where the recorder's state is; in shared
+    memory, a block takes SHARED_STATE_BYTES more of it. `modes`: all of this, for kernels by their names.
     `in_program`: the module is of a translation unit with host.hpp, whose descriptor the marks then use; kernels that
     have marks already stay as they are. Raises
     PtxError for text that is no PTX, holds no kernel, is for a GPU before sm_80, or is marked already.
@@ -112,7 +129,7 @@ def instrument(
         names = ", ".join(entry.name for entry in module.entries[:8])
         raise PtxError(f"no kernel without marks has a name that holds {kernels or ''!r}: there are {names}")
     set_names = dict(zip(map(id, module.entries), _names(module), strict=True))
-    every = Mode(selection or Selection(), most_registers, shared_state)
+    every = Mode(selection or Selection(), most_registers, state)
     made: list[tuple[_Entry, Mode]] = []
     for own in chosen:
         mode = (modes or {}).get(own.name, every)
@@ -130,7 +147,7 @@ def instrument(
         symbols.append(f'.file {number} "{layout.MARKS_FILE}"')
     if any(entry.needs_shared for entry, _ in made):
         symbols.append(f".shared .align 4 .b32 {_OWN_SHARED};")
-    if any(mode.selection and mode.shared_state for _, mode in made):
+    if any(mode.selection and mode.state is State.SHARED for _, mode in made):
         symbols.append(declaration())
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))
     return Instrumented(splice(text, pieces), [entry.kernel for entry, _ in made])
@@ -257,7 +274,7 @@ class _Entry:
         self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out)
         self.symbol = _site_symbol(site_set, "weak" if self._in_program else "visible")
         straight = self._straight(plan)
-        recorder = (SharedRecorder if mode.shared_state else Recorder)(
+        recorder = _RECORDERS[mode.state](
             layout.code_bits(len(plan.sites)),
             digest,
             flow.one_dimensional(),

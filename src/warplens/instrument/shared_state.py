@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from warplens.instrument.places import OWN, block, thread
-from warplens.instrument.recorder import Recorder
+from warplens.instrument.frugal import FrugalRecorder
+from warplens.instrument.places import OWN, thread
 
 SHARED_STATE: Final = "warplens_state"
 SHARED_STATE_BYTES: Final = 1024
@@ -31,8 +31,8 @@ def declaration() -> str:
 
 
 @dataclass(frozen=True)
-class SharedRecorder(Recorder):
-    """As `Recorder`. Its registers mean what they mean there, but within one piece of text alone."""
+class SharedRecorder(FrugalRecorder):
+    """As `FrugalRecorder`. Its registers mean what they mean there, but within one piece of text alone."""
 
     in_registers: ClassVar[bool] = False
 
@@ -96,15 +96,6 @@ class SharedRecorder(Recorder):
         """And keeps all of it."""
         *opened, goes_on = super()._open_chunk(predicate, back)
         return [*opened, *map(_keep, _WORDS), goes_on]
-
-    def _header(self, predicate: str, chunk: str, clock: str) -> list[str]:
-        """With what it says of the block."""
-        of_block = [*block("%wl_block"), "mov.u64 %wl_q3, %gridid;", "cvt.u32.u64 %wl_grid, %wl_q3;"]
-        return [*of_block, *super()._header(predicate, chunk, clock)]
-
-    def _cursor(self) -> list[str]:
-        """By the block's number."""
-        return [*block("%wl_block"), *super()._cursor()]
 
     def end(self, number: int, together: bool) -> list[str]:
         """Loads what the question needs, and behind it the rest."""

@@ -13,7 +13,7 @@ from tests.unit.capture.test_triton import loaded
 from tests.unit.capture.triton_stand_in import WAITS, Fake
 from warplens.capture import triton_builds
 from warplens.capture.triton import TritonCapture, TritonWarning
-from warplens.instrument import Mode, Selection
+from warplens.instrument import Mode, Selection, State
 
 
 @pytest.fixture
@@ -30,12 +30,13 @@ def test_marks_that_spill_give_way_to_fewer_and_in_the_end_to_none(fake: Fake, m
     with pytest.warns(TritonWarning, match=told), TritonCapture() as capture:
         fewer, _ = loaded()
     assert fewer.startswith("// off ()")
-    assert capture.notes[:8] == [
+    assert capture.notes[:10] == [
         f"k: {marks}{how}: 8 bytes spill"
         for marks in ("the marks asked for", "marks outside of loops")
         for how in (
             "",
             ", 40 registers at most",
+            ", a recorder with fewer registers, 40 registers at most",
             ", state in shared memory",
             ", state in shared memory, 40 registers at most",
         )
@@ -54,7 +55,7 @@ def instrument_stand_in(text: str, selection: Selection | None = None, *, modes:
     mode = Mode(selection) if modes is None else modes["k"]
     assert mode.selection is not None
     waits = "" if mode.selection.kinds == () else "wait barrier 0"
-    state = "warplens_state[" if mode.shared_state else ""
+    state = "warplens_state[" if mode.state is State.SHARED else ""
     head = f"// {mode.selection.level} {mode.selection.kinds} {waits} {mode.most_registers} {state}\n"
     kernel = SimpleNamespace(name="k", takes_limit=True, left_out=[], asked=None)
     return SimpleNamespace(text=head + text, kernels=[kernel])
@@ -132,11 +133,12 @@ def test_where_the_state_in_registers_spills_it_moves_to_shared_memory(monkeypat
     with pytest.warns(TritonWarning, match="marks cost more there"), TritonCapture() as capture:
         text, _ = loaded()
     assert ".shared .align 8 .b8 warplens_state[1024];" in text
-    assert capture.notes[:2] == [
+    assert capture.notes[:3] == [
         "k: the marks asked for: 8 bytes spill",
         "k: the marks asked for, 40 registers at most: 8 bytes spill",
+        "k: the marks asked for, a recorder with fewer registers, 40 registers at most: 8 bytes spill",
     ]
-    assert capture.notes[2].startswith("k: it gets the marks asked for, state in shared memory: ")
+    assert capture.notes[3].startswith("k: it gets the marks asked for, state in shared memory: ")
     assert capture.told == []
 
 
@@ -188,8 +190,9 @@ def test_what_roles_ask_for_is_moved_where_their_marks_spill(monkeypatch: pytest
     assert "setmaxnreg.dec.sync.aligned.u32 40;" in text
     assert "setmaxnreg.inc.sync.aligned.u32 232;" in text
     moved = "k: the marks asked for, setmaxnreg {} and 232 in place of 24 and 240"
-    assert capture.notes[:2] == [
+    assert capture.notes[:3] == [
         "k: the marks asked for: 8 bytes spill",
+        "k: the marks asked for, a recorder with fewer registers: 8 bytes spill",
         f"{moved.format(32)}: 176 registers at launch in place of 168",
     ]
     assert capture.notes[-1] == "k: it gets the marks asked for, setmaxnreg 40 and 232 in place of 24 and 240"

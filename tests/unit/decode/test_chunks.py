@@ -38,6 +38,15 @@ def test_unwritten_and_foreign_chunks_are_skipped_and_counted() -> None:
     assert counts(decoded)["foreign_chunk"] == 1
 
 
+def test_what_warps_of_automatic_marks_leave_of_their_slabs_is_no_loss() -> None:
+    facts = manifest(launches=[{}], sm_count=4)
+    facts["site_sets"][0]["left_out"] = []
+    chunks = np.asarray([*encode_warp(EVENTS, Warp()), *np.zeros((3, 32), np.uint32)], np.uint32)
+    decoded = decode(check(facts), {MEMBER: chunks})
+    assert len(decoded.spans) == 2
+    assert not [p for p in decoded.problems if p.severity == "loss"]
+
+
 def test_chunks_of_no_launch_block_or_warp_are_foreign() -> None:
     good = encode_warp(EVENTS, Warp())
     bad = [

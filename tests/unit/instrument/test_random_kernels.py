@@ -20,7 +20,7 @@ from tests.random_kernels import kernel, programs
 from tests.unit.instrument.test_recorder import CHUNKS, STATE, Run, kinds, run
 from warplens import layout
 from warplens.errors import PtxError
-from warplens.instrument import Selection, instrument
+from warplens.instrument import Selection, State, instrument
 from warplens.instrument.flow import Flow
 from warplens.instrument.read import read
 from warplens.instrument.recorder import END_CODE
@@ -157,19 +157,19 @@ made = st.builds(kernel, programs, st.integers(0, 999), again=st.sampled_from([F
     slab=st.integers(1, 3),
     others=st.sampled_from([0, 2, 5]),
     asks=st.integers(1, 3),
-    shared_state=st.booleans(),
+    state=st.sampled_from(State),
 )
 def test_the_records_of_a_warp_are_those_of_the_marks_that_it_passed(
-    text: str, turns: int, slab: int, others: int, asks: int, shared_state: bool
+    text: str, turns: int, slab: int, others: int, asks: int, state: State
 ) -> None:
-    check_records(text, turns, slab, others, asks, shared_state)
+    check_records(text, turns, slab, others, asks, state)
 
 
-@pytest.mark.parametrize("shared_state", [False, True], ids=["registers", "shared memory"])
+@pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_was_once_wrong_is_right(name: str, shared_state: bool) -> None:
+def test_what_was_once_wrong_is_right(name: str, state: State) -> None:
     for turns, seed in ((2, 3), (9, 1)):
-        check_records(kernel(FAULTS[name], seed, again=False), turns, shared_state=shared_state)
+        check_records(kernel(FAULTS[name], seed, again=False), turns, state=state)
 
 
 def test_a_first_block_that_is_a_loops_begin_opens_one_chunk() -> None:
@@ -192,10 +192,10 @@ def test_a_ret_within_braces_reaches_what_is_rare() -> None:
 
 
 def check_records(
-    text: str, turns: int, slab: int = 1, others: int = 0, asks: int = 1, shared_state: bool = False
+    text: str, turns: int, slab: int = 1, others: int = 0, asks: int = 1, state: State = State.REGISTERS
 ) -> None:
     machine = Guarded({}, others=others, asks=asks)
-    done = run(text, turns=turns, slab=slab, depth=400, machine=machine, shared_state=shared_state)
+    done = run(text, turns=turns, slab=slab, depth=400, machine=machine, state=state)
     assert recorded(done.chunks, code_bits(done)) == expected(text, turns, asks)
     assert done.lost_events == 0
     bad = {"gap", "no_end", "foreign_chunk", "unknown_record", "duplicate_chunk", "clock_disagrees", "time_goes_back"}
@@ -206,16 +206,16 @@ def check_records(
 @given(
     text=made,
     selection=st.sampled_from([Selection(), Selection("all"), Selection("all", sites="barrier [0246]|store|arrive")]),
-    shared_state=st.booleans(),
+    state=st.sampled_from(State),
 )
-def test_no_record_waits_for_another_where_a_warp_may_hang(text: str, selection: Selection, shared_state: bool) -> None:
+def test_no_record_waits_for_another_where_a_warp_may_hang(text: str, selection: Selection, state: State) -> None:
     """What is saved of a kernel that hangs tells the place by the last record that is in memory."""
     try:
-        found = instrument(text, selection, shared_state=shared_state)
+        found = instrument(text, selection, state=state)
     except PtxError:
         return  # nothing is left to be marked
     machine = Holding({}, flow=ptx_machine._flow(found.text, None))
-    run(text, turns=4, machine=machine, shared_state=shared_state, selection=selection)
+    run(text, turns=4, machine=machine, state=state, selection=selection)
 
 
 @pytest.mark.parametrize("name", ["ask and work", "ask among others in braces"])
@@ -236,13 +236,13 @@ def code_bits(done: Run) -> int:
     slab=st.integers(1, 3),
     depth=st.integers(0, 2),
     asks=st.integers(1, 3),
-    shared_state=st.booleans(),
+    state=st.sampled_from(State),
 )
 def test_without_space_the_first_records_of_a_warp_are_there_and_the_rest_are_counted(
-    text: str, turns: int, slab: int, depth: int, asks: int, shared_state: bool
+    text: str, turns: int, slab: int, depth: int, asks: int, state: State
 ) -> None:
     machine = Guarded({}, asks=asks)
-    done = run(text, turns=turns, slab=slab, depth=depth, machine=machine, shared_state=shared_state)
+    done = run(text, turns=turns, slab=slab, depth=depth, machine=machine, state=state)
     found = recorded(done.chunks, code_bits(done))
     lost = 0
     for warp, codes in expected(text, turns, asks).items():
@@ -259,13 +259,13 @@ def test_without_space_the_first_records_of_a_warp_are_there_and_the_rest_are_co
     turns=st.integers(1, 6),
     shift=st.sampled_from([18, 22, 23, 24, 31, 33]),
     number=st.integers(0, 6),
-    shared_state=st.booleans(),
+    state=st.sampled_from(State),
 )
 def test_waits_longer_than_records_tell_are_exact_or_doubted_in_any_loop(
-    text: str, turns: int, shift: int, number: int, shared_state: bool
+    text: str, turns: int, shift: int, number: int, state: State
 ) -> None:
     machine = Guarded({}, waits={str(number): 1 << shift})
-    done = run(text, turns=turns, depth=400, machine=machine, shared_state=shared_state)
+    done = run(text, turns=turns, depth=400, machine=machine, state=state)
     sites = [n for n, name in enumerate(done.trace.sites["name"]) if f" wait barrier {number}" in name]
     spans = done.trace.spans.filter(done.trace.spans["site"].is_in(sites))
     off = [abs(own - (1 << shift)) for own in spans["duration_cycles"]]

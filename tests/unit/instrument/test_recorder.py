@@ -15,7 +15,7 @@ from tests.synthesis import manifest
 from warplens import layout
 from warplens.capture.recording import Recording
 from warplens.decode.last import last_events
-from warplens.instrument import Selection, instrument
+from warplens.instrument import Selection, State, instrument
 from warplens.instrument.shared_state import SHARED_STATE
 from warplens.trace import Trace
 
@@ -97,7 +97,7 @@ def run(
     more: int = 0,
     blocks: int | None = None,
     machine: Machine | None = None,
-    shared_state: bool = False,
+    state: State = State.REGISTERS,
     selection: Selection | None = None,
 ) -> Run:
     """Launches an instrumented kernel with memory for `depth` chunks at each cursor.
@@ -105,7 +105,7 @@ def run(
     `blocks`: bits of a list of 40 blocks, for a kernel of a program that nvcc built. `more`: bits of the fourth word.
     """
     selection = selection or Selection("all")
-    found = instrument(text, selection, shared_state=shared_state)
+    found = instrument(text, selection, state=state)
     if blocks is not None:
         own = f".const .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[24];\n.visible .entry"
         found = instrument(text.replace(".visible .entry", own, 1), selection, in_program=True)
@@ -189,15 +189,15 @@ def test_every_event_is_there_in_any_shape(warps: int, grid: int, turns: int, sl
     assert "unended_warp" not in kinds(done.trace)
 
 
-@pytest.mark.parametrize("shared_state", [False, True])
+@pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("others", [0, 1, 2, 5])
 def test_what_one_lane_does_alone_is_there_and_lanes_that_count_fewer_marks_lose_nothing(
-    others: int, shared_state: bool
+    others: int, state: State
 ) -> None:
     """The lanes beside it count fewer marks, and all of a warp go on to the next chunk when one of them says so."""
     machine = Machine({}, others=others)
     text = LONE.format(threads=64)
-    done = run(text, threads=64, turns=20, depth=200, machine=machine, shared_state=shared_state)
+    done = run(text, threads=64, turns=20, depth=200, machine=machine, state=state)
     counts = dict(done.trace.spans.group_by("warp", "site").len().select("site", "warp", "len").rows_by_key("site"))
     names = done.trace.sites["name"].to_list()
     assert counts[names.index("ptx:19 arrive mbarrier full")] == [(0, 20)]
@@ -227,17 +227,17 @@ def test_what_finds_no_space_is_counted_to_the_event(warps: int, turns: int, sla
 def test_each_warp_of_a_block_of_any_shape_has_a_slot_of_its_own_in_shared_memory(head: str) -> None:
     text = LOOP.replace(".reqntid {threads}", head).format(threads=96)
     machine = Machine({})
-    done = run(text, grid=2, threads=96, turns=40, machine=machine, shared_state=True)
+    done = run(text, grid=2, threads=96, turns=40, machine=machine, state=State.SHARED)
     assert done.trace.spans.group_by("block", "warp").len()["len"].to_list() == [1 + 4 * 40] * 6
     assert kinds(done.trace) <= {"not_measured"}
     slots = {(block, 0x800 + 32 * warp + 4 * word) for block in (0, 1) for warp in (0, 1, 2) for word in range(7)}
     assert set(machine.shared) == slots
 
 
-@pytest.mark.parametrize("shared_state", [False, True])
-def test_blocks_and_warps_that_are_not_chosen_write_nothing(shared_state: bool) -> None:
+@pytest.mark.parametrize("state", State)
+def test_blocks_and_warps_that_are_not_chosen_write_nothing(state: State) -> None:
     choice = {"every_block": 3, "warp_mask": 2}
-    done = run(LOOP.format(threads=64), grid=6, turns=12, choice=choice, shared_state=shared_state)
+    done = run(LOOP.format(threads=64), grid=6, turns=12, choice=choice, state=state)
     assert sorted(set(done.trace.spans["block"])) == [0, 3]
     assert set(done.trace.spans["warp"]) == {1}
 
@@ -257,9 +257,9 @@ def test_in_a_program_replays_that_a_window_would_choose_write_nothing() -> None
     assert not len(done.chunks)
 
 
-@pytest.mark.parametrize("shared_state", [False, True])
-def test_without_a_descriptor_nothing_is_touched(shared_state: bool) -> None:
-    text = instrument(LOOP.format(threads=64), Selection("all"), shared_state=shared_state).text
+@pytest.mark.parametrize("state", State)
+def test_without_a_descriptor_nothing_is_touched(state: State) -> None:
+    text = instrument(LOOP.format(threads=64), Selection("all"), state=state).text
     machine = Machine({layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, SHARED_STATE: STATE})
     machine.run(text, grid=2, threads=64, grid_id=5, arguments={"n": 50})
     assert machine.touched == {1024}
@@ -292,21 +292,21 @@ HANGS = {
 }
 
 
-@pytest.mark.parametrize("shared_state", [False, True])
+@pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
 @pytest.mark.parametrize("what", HANGS)
 def test_the_last_record_of_a_warp_that_hangs_is_that_of_the_place_where_it_hangs(
-    what: str, before: int, shared_state: bool
+    what: str, before: int, state: State
 ) -> None:
     """Also where records go out by twos: one that waits for another says no more than that there was one before."""
     some = "	bar.sync 0;\n" + "	st.global.u32 [1024], %r1;\n	mbarrier.arrive.shared.b64 _, [empty];\n" * before
     text = STRAIGHT.replace("	bar.sync 0;\n	st.global.u32 [%r1], %r1;\n", some + HANGS[what] + "\n")
     text = text.replace(".visible .entry", ".shared .align 8 .b64 full;\n.shared .align 8 .b64 empty;\n.visible .entry")
-    found = instrument(text.format(threads=32), shared_state=shared_state)
+    found = instrument(text.format(threads=32), state=state)
     assert "$wl_next" not in found.text
     machine = Machine({}, asks=1 << 30)
     with pytest.raises(AssertionError, match="does not end"):
-        run(text.format(threads=32), threads=32, machine=machine, shared_state=shared_state, selection=Selection())
+        run(text.format(threads=32), threads=32, machine=machine, state=state, selection=Selection())
     assert found.kernels[0].site_set is not None
     names = [site["name"] for site in found.kernels[0].site_set["sites"]]
     bits = layout.code_bits(len(names))
@@ -339,19 +339,19 @@ def test_a_warp_that_hangs_where_no_mark_was_asked_for_has_stored_the_mark_befor
     assert sites["sites"][layout.read_code(record, bits)[0] - 1]["name"].endswith(" store")
 
 
-@pytest.mark.parametrize("shared_state", [False, True])
-def test_without_space_it_counts_its_events(shared_state: bool) -> None:
-    done = run(STRAIGHT.format(threads=64), grid=2, depth=0, turns=DESCRIPTOR + 64, shared_state=shared_state)
+@pytest.mark.parametrize("state", State)
+def test_without_space_it_counts_its_events(state: State) -> None:
+    done = run(STRAIGHT.format(threads=64), grid=2, depth=0, turns=DESCRIPTOR + 64, state=state)
     assert (done.lost_events, done.lost_chunks) == (4 * 5, 4)
     assert not len(done.chunks)
 
 
-@pytest.mark.parametrize("shared_state", [False, True])
+@pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("shift", [22, 24, 33])
-def test_a_long_wait_in_it_is_exact_or_doubted(shift: int, shared_state: bool) -> None:
+def test_a_long_wait_in_it_is_exact_or_doubted(shift: int, state: State) -> None:
     machine = Machine({}, waits={"1": 1 << shift})
     text = STRAIGHT.format(threads=32)
-    done = run(text, threads=32, machine=machine, turns=DESCRIPTOR + 64, shared_state=shared_state)
+    done = run(text, threads=32, machine=machine, turns=DESCRIPTOR + 64, state=state)
     wait = done.trace.spans.filter(done.trace.spans["site"] == 3)["duration_cycles"][0]
     assert abs(wait - (1 << shift)) < 500 or "wrapped" in kinds(done.trace)
 
