@@ -16,7 +16,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from warplens.instrument.recorder import Recorder
 from warplens.trace import Trace
 
 LAUNCHES = 5
+PAUSE_CYCLES = 6_000_000  # 3 ms, in which a batch is submitted
 SEED = 20261130
 
 
@@ -116,7 +117,19 @@ BUILDS: dict[str, PythonOptions] = {
     "waits, large slabs": PythonOptions(selection=Selection(sites="(?:)"), capacity_bytes=1 << 30, slab_chunks=64),
     "waits, switched off": PythonOptions(selection=Selection(sites="(?:)?"), capacity_bytes=1 << 30),
     "waits, unsettled": PythonOptions(selection=Selection(sites="(?:)*"), capacity_bytes=1 << 30),
+    "waits, fewer registers": PythonOptions(selection=Selection(sites="(?:)(?:)(?:)"), capacity_bytes=1 << 30),
     "waits, state in shared memory": PythonOptions(selection=Selection(sites="(?:)(?:)"), capacity_bytes=1 << 30),
+    "waits, state in local memory": PythonOptions(selection=Selection(sites="(?:)(?:)?"), capacity_bytes=1 << 30),
+    "copies and products alone": PythonOptions(
+        selection=Selection(sites=r"wait (cp\.async|mbarrier|wgmma)"), capacity_bytes=1 << 30
+    ),
+}
+
+
+STATES = {
+    State.FEWER_REGISTERS: "fewer registers",
+    State.SHARED: "state in shared memory",
+    State.LOCAL: "state in local memory",
 }
 
 
@@ -134,14 +147,15 @@ def unsettled(run: Callable[[], Any]) -> Any:
         Recorder.settle = settle  # type: ignore[method-assign]
 
 
-def in_shared_memory(run: Callable[[], Any]) -> Any:
-    """With the recorder's state in shared memory, whether it has registers or not."""
+def kept_in(state: State, run: Callable[[], Any]) -> Any:
+    """With the recorder's state there, whether it has registers or not."""
     modes = Ways.modes
 
-    def shared(self: Ways, what: str, selection: Selection) -> list[tuple[str, Mode]]:
-        return [(name, mode) for name, mode in modes(self, what, selection) if mode.state is State.SHARED]
+    def forced(self: Ways, what: str, selection: Selection) -> list[tuple[str, Mode]]:
+        own = replace(self, shared=state is State.SHARED)
+        return [(name, mode) for name, mode in modes(own, what, selection) if mode.state is state]
 
-    Ways.modes = shared  # type: ignore[method-assign,assignment]
+    Ways.modes = forced  # type: ignore[method-assign,assignment]
     try:
         return run()
     finally:
@@ -192,7 +206,8 @@ def prepare(case: Case) -> tuple[list[Variant], dict[str, Any]]:
         capture.start()
         case.out.zero_()
         run = partial(bound, case, own)
-        ways = {"waits, unsettled": unsettled, "waits, state in shared memory": in_shared_memory}
+        ways = {f"waits, {what}": partial(kept_in, state) for state, what in STATES.items()}
+        ways["waits, unsettled"] = unsettled
         launch = ways[name](run) if name in ways else run()
         if "off" in name and capture._gpu is not None:
             capture._gpu.arena.switch_off(torch.cuda.current_stream().cuda_stream)
@@ -209,13 +224,16 @@ def prepare(case: Case) -> tuple[list[Variant], dict[str, Any]]:
 
 
 def timed(variant: Variant) -> float:
-    """ns of one launch, the mean of a batch."""
+    """ns of one launch, the mean of a batch, which is submitted while the GPU pauses: no time of the host is in it."""
     variant.clear()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(PAUSE_CYCLES)
     begin.record()
     for _ in range(LAUNCHES):
         variant.launch()
     end.record()
+    if begin.query():
+        raise RuntimeError(f"{variant.name}: the pause was over before the batch was submitted; its time is the host's")
     end.synchronize()
     return float(begin.elapsed_time(end)) * 1e6 / LAUNCHES
 

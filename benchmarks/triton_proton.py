@@ -33,7 +33,7 @@ import triton
 import triton.profiler as proton
 import triton_proton_kernels as kernels
 from triton.tools.tensor_descriptor import TensorDescriptor
-from triton_marks import Case, bound, noise, nvidia_smi
+from triton_marks import PAUSE_CYCLES, Case, bound, noise, nvidia_smi
 
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
@@ -43,7 +43,6 @@ from warplens.trace import Trace
 LAUNCHES = 5
 SEED = 20261130
 SPAN = re.compile(r'"ph":\s*"X"')
-PAUSE_CYCLES = 6_000_000  # 3 ms, in which a batch is submitted
 RESAMPLES = 10_000
 
 

@@ -103,6 +103,8 @@ class _Lane:
     def __init__(self, machine: Machine, flow: Flow, special: dict[str, int], arguments: dict[str, int]) -> None:
         self.machine, self.flow, self.special, self.arguments = machine, flow, special, arguments
         self.registers: dict[str, int] = {}
+        self.local: dict[int, int] = {}
+        """32-bit words by address; one that was never stored is an error."""
         self.asked = 0
 
     def run(self) -> None:
@@ -217,6 +219,10 @@ def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
         for number, target in enumerate(targets):
             lane.write(target, lane.machine.shared.get((block, address + 4 * number), 0), kind)
         return
+    if "local" in kind:
+        for number, target in enumerate(targets):
+            lane.write(target, lane.local[address + 4 * number], kind)
+        return
     for number, target in enumerate(targets):
         wide = kind[-1] == "u64"
         lane.write(target, lane.machine.load_wide(address) if wide else lane.machine.load(address + 4 * number), kind)
@@ -226,6 +232,9 @@ def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     address = lane.address(parts[0])
     if "shared" in kind:
         lane.machine.store_shared(lane.special["%ctaid.x"], lane.special["%tid.x"], address, lane.value(parts[1]))
+        return
+    if "local" in kind:
+        lane.local[address] = lane.value(parts[1]) & MASK32
         return
     if kind[-1] == "u64":
         lane.machine.store_wide(address, lane.value(parts[1]))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.full_kernels import roles
-from warplens.capture import driver
+from warplens.capture import driver, triton_builds
 from warplens.capture.assemble import assemble
 from warplens.capture.chosen import Ways
 from warplens.capture.library import Library
@@ -144,11 +144,13 @@ def compare(
 
 
 @pytest.mark.parametrize("level", ["waits", "all"])
-@pytest.mark.parametrize("state", [State.FEWER_REGISTERS, State.SHARED])
+@pytest.mark.parametrize("state", [State.FEWER_REGISTERS, State.SHARED, State.LOCAL])
 @pytest.mark.parametrize("make", [norm, matmul, persistent, specialised])
 def test_with_its_state_elsewhere_a_kernel_computes_and_records_the_same(
     make: Callable[[], Case], state: State, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if state is State.LOCAL:  # as where a block can have no more shared memory
+        monkeypatch.setattr(triton_builds, "_crowded", lambda *_: "crowded")
     compare(make, level, lambda mode: mode.state is state and not mode.setmaxnreg, monkeypatch)
 
 
@@ -174,7 +176,9 @@ def test_small_memory_loses_events_and_counts_them(monkeypatch: pytest.MonkeyPat
 
 MODES = {
     "marks": Mode(Selection()),
+    "fewer registers": Mode(Selection(), state=State.FEWER_REGISTERS),
     "state in shared memory": Mode(Selection(), state=State.SHARED),
+    "state in local memory": Mode(Selection(), state=State.LOCAL),
     "32 and 232": Mode(Selection(), setmaxnreg={24: 32, 240: 232}),
     "40 and 232": Mode(Selection(), setmaxnreg={24: 40, 240: 232}),
     "56 and 224": Mode(Selection(), setmaxnreg={24: 56, 240: 224}),

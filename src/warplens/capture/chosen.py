@@ -27,7 +27,7 @@ _COMPLAINED_OF: Final = ("setmaxnreg", "wgmma")
 """What ptxas complains of without a name, ahead of all kernels, is laid to those that have one of these."""
 IGNORED: Final = ("C7507", "C7508")
 """What ptxas says where it ignores every `setmaxnreg`."""
-SHARED_STATE: Final = "state in shared memory"
+IN_MEMORY: Final = {State.SHARED: "state in shared memory", State.LOCAL: "state in local memory"}
 FRUGAL: Final = "a recorder with fewer registers"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
 _MOST_WARPS: Final = 32  # of a block
@@ -158,7 +158,7 @@ def choose(
     while True:
         own = _made(text, tries, kernels, in_program) if any(tried.at for tried in tries.values()) else found
         if not any(kernel.site_set for kernel in own.kernels):
-            lines += [f"{name}: it gets {tried.name}" for name, tried in tries.items()]
+            lines += [f"{name}: {gets(tried.name)}" for name, tried in tries.items()]
             return Chosen(None, own.kernels, lines, clean)
         build = _build(assemble, own.text)
         worse = {name: why for name, tried in tries.items() if (why := tried.worse(build, clean, name))}
@@ -171,9 +171,16 @@ def choose(
             tries[name].at += 1
     for name, tried in tries.items():
         if tried.at:
-            lines.append(f"{name}: it gets {tried.name}")
+            lines.append(f"{name}: {gets(tried.name)}")
     lines += [f"{kernel.name}: {line}" for kernel in own.kernels for line in kernel.left_out]
     return Chosen(own.text, own.kernels, lines, clean)
+
+
+def gets(named: str) -> str:
+    """What is told of the mode that a kernel gets, by its name."""
+    dearer = any(state in named for state in IN_MEMORY.values())
+    more = ": marks cost more there (matmuls ran 1.4 to 1.7 times as long), and fewer may fit in registers (--sites)"
+    return f"it gets {named}{more if dearer else ''}"
 
 
 def _build(assemble: Callable[[str], str], text: str) -> Built:
@@ -205,8 +212,8 @@ class Ways:
     """What can be tried with each choice of marks.
 
     `most`: the registers that its threads may take, where it takes a limit; `shared`: the recorder's state can be in
-    shared memory; `moves`: what its roles can ask for in place of what they ask for. `untried`: what is not tried, and
-    why, a line each.
+    shared memory, else it is in local memory; `moves`: what its roles can ask for in place of what they ask for.
+    `untried`: what is not tried, and why, a line each.
     """
 
     most: int | None
@@ -221,14 +228,15 @@ class Ways:
             yield f"{what}, {self.most} registers at most", Mode(selection, self.most)
         limit = f", {self.most} registers at most" if self.most else ""
         yield f"{what}, {FRUGAL}{limit}", Mode(selection, self.most, State.FEWER_REGISTERS)
-        if self.shared:
-            yield f"{what}, {SHARED_STATE}", Mode(selection, state=State.SHARED)
-        if self.shared and self.most:
-            yield f"{what}, {SHARED_STATE}{limit}", Mode(selection, self.most, State.SHARED)
         for moved in self.moves:
             yield f"{what}, {told(moved)}", Mode(selection, setmaxnreg=moved)
-        for moved in self.moves if self.shared else ():
-            yield f"{what}, {SHARED_STATE}, {told(moved)}", Mode(selection, state=State.SHARED, setmaxnreg=moved)
+        state = State.SHARED if self.shared else State.LOCAL
+        stored = f"{what}, {IN_MEMORY[state]}"
+        yield stored, Mode(selection, state=state)
+        if self.most:
+            yield f"{stored}{limit}", Mode(selection, self.most, state)
+        for moved in self.moves:
+            yield f"{stored}, {told(moved)}", Mode(selection, state=state, setmaxnreg=moved)
 
 
 def moves_of(kernel: Kernel, registers: int, *, ignored: bool) -> tuple[list[dict[int, int]], str]:
@@ -257,7 +265,7 @@ def _tries(text: str, kernel: Kernel, wanted: Selection, clean: Built) -> _Tries
     most = room.launch.most_registers(room.blocks) if room and kernel.takes_limit else None
     ignored = any(code in IGNORED for _, code in clean.complaints)
     moves, untried = moves_of(kernel, clean.registers.get(name, 0), ignored=ignored)
-    # How much shared memory a launch asks for is not known here: with ours one could fail that would not.
+    # How much shared memory a launch asks for is not known here: with more of it one could fail that would not.
     can = Ways(most, shared=False, moves=moves)
     out: list[tuple[str, Mode]] = []
     for what, selection in fewer_and_fewer(wanted):

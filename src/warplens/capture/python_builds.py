@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from warplens.capture.assemble import Wish, assemble
-from warplens.capture.chosen import Chosen, choose
+from warplens.capture.chosen import IN_MEMORY, Chosen, choose
 from warplens.capture.python_manifest import Loaded
 from warplens.capture.residency import Launch
 from warplens.instrument import Kernel as Instrumented
-from warplens.instrument import Selection
+from warplens.instrument import Selection, State
 
 COOPERATIVE: Final = "it is launched cooperatively, and marks could leave too few blocks on the GPU"
 _ENTRY: Final = re.compile(r"\.entry\s+([\w$]+)([^{;]*)")
@@ -124,6 +124,8 @@ def mark(text: str, names: Mapping[str, str], wanted: Wanted, wish: Wish, texts:
         symbol, _, rest = line.partition(": ")
         if rest.startswith("it gets") and not rest.startswith(_AS_WANTED):
             wanted.tell(f"{shown.get(symbol, symbol)}: {rest}, for more would spill or crowd out blocks")
+        elif rest.startswith("it gets") and IN_MEMORY[State.LOCAL] in rest:
+            wanted.tell(f"{shown.get(symbol, symbol)}: {rest}")
     if chosen.text is None:
         return None
     return Marked(shown, made[chosen.text], wanted, texts, text, chosen)

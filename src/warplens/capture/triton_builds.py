@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from warplens import layout
 from warplens.capture import triton_inductor
-from warplens.capture.chosen import SHARED_STATE, Built, Ways, fewer_and_fewer, moves_of
+from warplens.capture.chosen import IN_MEMORY, Built, Ways, fewer_and_fewer, gets, moves_of
 from warplens.capture.modules import registers_and_frame, shared_bytes
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
@@ -140,11 +141,10 @@ class _Builds:
             self._choice.remark(f"{name}: its marks leave {fits} blocks on an SM instead of {blocks}")
         if not named.startswith("the marks asked for"):
             self._choice.remark(f"{name} has no registers for all of its marks: it gets {named}")
-        elif SHARED_STATE in named:
-            more = "marks cost more there (matmuls ran 1.5 times as long), and fewer may fit in registers (--sites)"
-            self._choice.remark(f"{name}: it gets {named}: {more}")
+        elif any(state in named for state in IN_MEMORY.values()):
+            self._choice.remark(f"{name}: {gets(named)}")
         elif lines:
-            self._choice.notes.append(f"{name}: it gets {named}")
+            self._choice.notes.append(f"{name}: {gets(named)}")
         for kernel in found.kernels:
             self._choice.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
         return marked
@@ -161,8 +161,11 @@ class _Builds:
         if complaint := self._new_complaint(says, text):
             return f"ptxas says {complaint}"
         registers, frame = registers_and_frame(cubin)
-        if frame > clean[1]:  # it spills; ptxas may do so by its own choice, and not with a limit
-            return f"{frame - clean[1]} bytes spill"
+        spilled = (
+            frame - clean[1] - max(layout.LOCAL_STATE_BYTES * (mode.state is State.LOCAL) for mode in modes.values())
+        )
+        if spilled > 0:  # ptxas may do so by its own choice, and not with a limit
+            return f"{spilled} bytes spill"
         if any(mode.setmaxnreg for mode in modes.values()) and registers != clean[0]:
             return f"{registers} registers at launch in place of {clean[0]}"
         for own in (own for own, mode in modes.items() if mode.state is State.SHARED):

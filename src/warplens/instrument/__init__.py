@@ -20,6 +20,7 @@ from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
 from warplens.instrument.frugal import FrugalRecorder
 from warplens.instrument.insert import Inserter, Piece, marks_file, stored_together
+from warplens.instrument.local_state import LocalRecorder
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.rebalance import Asked
 from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
@@ -64,17 +65,19 @@ class Kernel:
 
 class State(Enum):
     """Where the recorder keeps its state between marks: in registers; in fewer, so that a full chunk costs more; in
-    shared memory, so that each mark costs more."""
+    shared or local memory, so that each mark costs more."""
 
     REGISTERS = "registers"
     FEWER_REGISTERS = "fewer registers"
     SHARED = "shared memory"
+    LOCAL = "local memory"
 
 
 _RECORDERS: Final[dict[State, type[Recorder]]] = {
     State.REGISTERS: Recorder,
     State.FEWER_REGISTERS: FrugalRecorder,
     State.SHARED: SharedRecorder,
+    State.LOCAL: LocalRecorder,
 }
 
 

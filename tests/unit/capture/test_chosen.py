@@ -58,15 +58,19 @@ def test_marks_that_cost_nothing_are_taken_at_once() -> None:
 def test_what_spills_is_tried_with_fewer_marks_and_each_try_is_told() -> None:
     fine = log(32) + log(20, name="other")
     spills = log(32) + log(20, 8, name="other")
-    assembler = Assembler(fine, *[spills] * 6, fine)
+    assembler = Assembler(fine, *[spills] * 10, fine)
     found = choose(MODULE, Selection(), assembler)
     assert found.lines == [
         "other: the marks asked for: 8 bytes spill",
         "other: the marks asked for, 64 registers at most: 8 bytes spill",
         "other: the marks asked for, a recorder with fewer registers, 64 registers at most: 8 bytes spill",
+        "other: the marks asked for, state in local memory: 8 bytes spill",
+        "other: the marks asked for, state in local memory, 64 registers at most: 8 bytes spill",
         "other: marks outside of loops: 8 bytes spill",
         "other: marks outside of loops, 64 registers at most: 8 bytes spill",
         "other: marks outside of loops, a recorder with fewer registers, 64 registers at most: 8 bytes spill",
+        "other: marks outside of loops, state in local memory: 8 bytes spill",
+        "other: marks outside of loops, state in local memory, 64 registers at most: 8 bytes spill",
         "other: it gets begin and end",
     ]
     assert [len(kernel.site_set["sites"]) for kernel in found.kernels if kernel.site_set] == [3, 1]
@@ -87,11 +91,12 @@ SPECIALISED = MODULE.replace("bar.sync 0; ret;", "setmaxnreg.dec.sync.aligned.u3
 def test_what_ptxas_says_without_a_name_is_laid_to_kernels_that_can_be_meant() -> None:
     says = "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine ...\n"
     fine = log(32) + log(20, name="other")
-    found = choose(SPECIALISED, Selection(), Assembler(fine, *[says + fine] * 2, fine))
+    found = choose(SPECIALISED, Selection(), Assembler(fine, *[says + fine] * 3, fine))
     assert found.lines == [
         "one: the marks asked for: ptxas says C7508",
         "one: registers cannot be moved between roles: no other numbers are known to fit wherever these do",
         "one: the marks asked for, a recorder with fewer registers: ptxas says C7508",
+        "one: the marks asked for, state in local memory: ptxas says C7508",
         "one: it gets the marks asked for, on fewer blocks",
     ]
     assert choose(SPECIALISED, Selection(), Assembler(says + fine)).lines == []  # the clean build has it too
@@ -100,7 +105,7 @@ def test_what_ptxas_says_without_a_name_is_laid_to_kernels_that_can_be_meant() -
 
 
 def test_a_kernel_with_setmaxnreg_is_given_no_limit_of_registers() -> None:
-    assembler = Assembler(log(32), *[log(40)] * 5, log(32))
+    assembler = Assembler(log(32), *[log(40)] * 6, log(32))
     found = choose(SPECIALISED, Selection(), assembler, kernels="one")
     assert not any(".maxnreg" in text for text in assembler.texts)
     assert found.lines[-1] == "one: it gets the marks asked for, on fewer blocks"
@@ -142,7 +147,7 @@ def test_a_move_that_changes_the_registers_at_launch_is_not_taken() -> None:
 
 
 def test_the_state_stays_in_registers_where_the_launch_decides_on_shared_memory() -> None:
-    assembler = Assembler(log(32), *[log(32, 8)] * 11)
+    assembler = Assembler(log(32), *[log(32, 8)] * 20)
     choose(MODULE, Selection(), assembler, kernels="one")
     assert not any("warplens_state" in text for text in assembler.texts)
 
@@ -182,7 +187,7 @@ def test_a_kernel_without_any_room_stays_as_it_is() -> None:
     assembler = Assembler(log(20, name="other"), log(20, 8, name="other"))
     found = choose(MODULE, Selection(), assembler, kernels="other")
     assert found.text is None
-    last = "other: begin and end, a recorder with fewer registers, 64 registers at most: 8 bytes spill"
+    last = "other: begin and end, state in local memory, 64 registers at most: 8 bytes spill"
     assert found.lines[-2:] == [last, "other: it gets no marks"]
 
 
@@ -217,7 +222,7 @@ def test_a_kernel_that_does_not_say_its_blocks_size_can_have_the_largest_as_befo
 
 def test_a_block_that_would_not_fit_is_worse_than_fewer_marks() -> None:
     found = choose(
-        MODULE, Selection(), Assembler(*(log(n, name="other") for n in (64, 70, 70, 70, 70, 64))), kernels="other"
+        MODULE, Selection(), Assembler(*(log(n, name="other") for n in (64, *[70] * 6, 64))), kernels="other"
     )
     assert found.lines[-1] == "other: it gets marks outside of loops, 64 registers at most"
     assert not any("fewer blocks" in line for line in found.lines)
