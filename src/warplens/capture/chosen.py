@@ -28,6 +28,7 @@ _COMPLAINED_OF: Final = ("setmaxnreg", "wgmma")
 IGNORED: Final = ("C7507", "C7508")
 """What ptxas says where it ignores every `setmaxnreg`."""
 SHARED_STATE: Final = "state in shared memory"
+_IN_PLACE: Final = "arithmetic left behind waits"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
 _MOST_WARPS: Final = 32  # of a block
 _NAMED: Final = re.compile(r"(?:function '([^']+)'|in function ([\w$]+))")
@@ -205,19 +206,25 @@ class Ways:
 
     `most`: the registers that its threads may take, where it takes a limit; `shared`: the recorder's state can be in
     shared memory; `moves`: what its roles can ask for in place of what they ask for. `untried`: what is not tried, and
-    why, a line each.
+    why, a line each. `hoisted`: with the marks asked for arithmetic goes ahead of waits, which can take registers.
     """
 
     most: int | None
     shared: bool
     moves: Sequence[Mapping[int, int]] = ()
     untried: tuple[str, ...] = ()
+    hoisted: bool = False
 
     def modes(self, what: str, selection: Selection) -> Iterator[tuple[str, Mode]]:
         """In the order to try, by their names."""
         yield what, Mode(selection)
         if self.most:
             yield f"{what}, {self.most} registers at most", Mode(selection, self.most)
+        if self.hoisted and selection.level in ("waits", "all"):  # fewer marks are in no loop, and move nothing
+            yield f"{what}, {_IN_PLACE}", Mode(selection, hoists=False)
+            if self.most:
+                limited = f"{what}, {_IN_PLACE}, {self.most} registers at most"
+                yield limited, Mode(selection, self.most, hoists=False)
         if self.shared:
             yield f"{what}, {SHARED_STATE}", Mode(selection, shared_state=True)
         if self.shared and self.most:
@@ -258,7 +265,7 @@ def _tries(text: str, kernel: Kernel, wanted: Selection, clean: Built) -> _Tries
     ignored = any(code in IGNORED for _, code in clean.complaints)
     moves, untried = moves_of(kernel, clean.registers.get(name, 0), ignored=ignored)
     # How much shared memory a launch asks for is not known here: with ours one could fail that would not.
-    can = Ways(most, shared=False, moves=moves)
+    can = Ways(most, shared=False, moves=moves, hoisted=kernel.hoisted > 0)
     out: list[tuple[str, Mode]] = []
     for what, selection in fewer_and_fewer(wanted):
         out += can.modes(what, selection)

@@ -49,7 +49,8 @@ _OWN_NAME: Final = re.compile(
 class Kernel:
     """A kernel of the module. `site_set`: as the manifest lists it, None for one that is not marked; `left_out`: what
     of it is not marked and why, a line each. `takes_limit`: whether its registers can be limited; `uses`: the names of
-    its instructions, as `wgmma`; `asked`: what its `setmaxnreg` ask for, None where it has none.
+    its instructions, as `wgmma`; `asked`: what its `setmaxnreg` ask for, None where it has none; `hoisted`: how many
+    instructions go ahead of a wait.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Kernel:
     takes_limit: bool = True
     uses: frozenset[str] = frozenset()
     asked: Asked | None = None
+    hoisted: int = 0
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ class _Entry:
             self.name = f"{self.name[:_LONGEST_NAME]}_{hashlib.sha256(facts).hexdigest()[:8]}"
         digest = layout.sites_hash(self.name)
         site_set = {"name": self.name, "hash": digest, "sites": plan.sites, "left_out": left_out}
-        self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out)
+        self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out, hoisted=len(plan.moves))
         self.symbol = _site_symbol(site_set, "weak" if self._in_program else "visible")
         straight = self._straight(plan)
         recorder = (SharedRecorder if mode.shared_state else Recorder)(

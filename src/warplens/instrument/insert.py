@@ -2,7 +2,8 @@
 
 In: a `Flow` and its `Plan`. Out: pieces to splice into the module's text. Every piece stands between two statements;
 none of the kernel's own text is changed, but that a predicated `ret` or `exit` gets a branch round what stands in front
-of it. Marks that no branch and no label parts ask for space once.
+of it, and that arithmetic goes in front of a mark where the plan says so. Marks that no branch and no label parts ask
+for space once.
 """
 
 from __future__ import annotations
