@@ -66,7 +66,8 @@ class Kernel:
 class Mode:
     """How one kernel is marked: which marks it gets, None for none, and what registers its threads may take, where it
     `takes_limit`. `shared_state`: the recorder's state is in shared memory. `setmaxnreg`: what it asks for in place of
-    each number that it asked for. `hoists`: arithmetic goes ahead of waits (hoist.py)."""
+    each number that it asked for. `hoists`: arithmetic goes ahead of waits (hoist.py), but where the state is in shared
+    memory: such a kernel has no registers for what then lives longer."""
 
     selection: Selection | None
     most_registers: int | None = None
@@ -250,7 +251,7 @@ class _Entry:
         if not flow.code:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
-        plan = Planner(flow, mode.selection, hoists=mode.hoists).plan()
+        plan = Planner(flow, mode.selection, hoists=mode.hoists and not mode.shared_state).plan()
         left_out = [*plan.left_out, *unmarked_calls(flow)]
         if self._in_program:  # other units, and this one for other GPUs, may have a kernel of this name
             facts = repr((self.name, plan.sites)).encode("utf-8", "replace")

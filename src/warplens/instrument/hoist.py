@@ -29,6 +29,8 @@ _OF_WARPS: Final = re.compile(
     r"(?:elect\.sync|shfl\.sync\.\w+)\b.*,\s*(?:-1|0xffffffff|4294967295)\Z", re.I | re.DOTALL
 )
 """Made of what the lanes of a whole warp have in registers, and so the same wherever all of them come."""
+_MAY_FUSE: Final = re.compile(r"(?:add|sub|mul)\.(?!r[nzmp]\b)\S*f(?:16|32|64)")
+"""Without a rounding of its own ptxas may make one instruction of a product and a sum, with other bits."""
 _PRODUCT: Final = re.compile(r"wgmma\.mma_async|w?mma\.")
 _CUT: Final = re.compile(r"(?:call|setmaxnreg)\b|.*%(?:clock|globaltimer)", re.DOTALL)
 """Nothing is moved across these: what they use is not all in their operands, or they tell the time."""
@@ -150,6 +152,8 @@ class Hoister:
         """Whether an instruction computes the same wherever its registers are the same, and no more than that."""
         own, block = self._flow.code[number], self._flow.block_of[number]
         if own.predicate or not targets or self._scopes.depth(own.statement) or ".cc" in own.opcode:
+            return False
+        if _MAY_FUSE.match(own.opcode):
             return False
         of_warp = _OF_WARPS.match(f"{own.opcode} {own.operands}") and not self._flow.is_in_part(number, False)
         if own.name not in _PURE and not of_warp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -110,6 +110,7 @@ def test_arithmetic_behind_a_wait_goes_ahead_of_it(body: str, found: list[str]) 
         f"bar.sync 0; // begin inline asm\n {ADD};\n// end inline asm\n {USE};",
         f"bar.sync 0; {{ {ADD}; }} {USE};",
         "bar.sync 0; add.cc.u32 %r4, %r2, 5; addc.u32 %r5, %r2, 0; st.global.u32 [out], %r5;",
+        "bar.sync 0; mul.f32 %r4, %r2, %r2; st.global.u32 [out], %r4;",
         f"mov.u32 %r5, %clock; bar.sync 0; mov.u32 %r6, %clock; {ADD}; {USE};",
         f"bar.sync 0; setmaxnreg.inc.sync.aligned.u32 40; {ADD}; {USE};",
         f"bar.sync 0; call.uni f; {ADD}; {USE};",
@@ -121,7 +122,8 @@ def test_arithmetic_behind_a_wait_goes_ahead_of_it(body: str, found: list[str]) 
     ids=[
         "predicated", "a lane's number", "the time", "load", "made of what is loaded", "register still read",
         "in the wait itself",
-        "made of what a barrier gives", "inline assembly", "within braces", "carry", "between clock reads",
+        "made of what a barrier gives", "inline assembly", "within braces", "carry", "what may be fused",
+        "between clock reads",
         "other registers", "call", "of a warp, behind a way out", "behind a mark of the source",
         "result of a product", "operand of a product under way",
     ],
@@ -178,6 +180,14 @@ def of_lines(text: str) -> Counter[tuple[str, object]]:
     module = read(text)
     code = Flow(module, module.entries[0]).code
     return Counter((f"{own.opcode} {own.operands}", own.place) for own in code if own.name in ("add", "shl", "selp"))
+
+
+def test_with_its_state_in_shared_memory_a_kernel_keeps_its_arithmetic_in_place(corpus: dict[str, str]) -> None:
+    text = corpus["triton_3.6.0_matmul_90"]
+    mode = Mode(Selection(), shared_state=True)
+    found = [instrument(text, modes={"matmul": replace(mode, hoists=own)}) for own in (False, True)]
+    assert found[0].text == found[1].text
+    assert found[1].kernels[0].hoisted == 0 < instrument(text).kernels[0].hoisted
 
 
 def test_without_it_nothing_is_moved(corpus: dict[str, str]) -> None:
@@ -238,17 +248,14 @@ class Logged(Machine):
     body=_BODY,
     turns=st.integers(1, 4),
     asks=st.integers(1, 3),
-    shared_state=st.booleans(),
     level=st.sampled_from(["waits", "all"]),
 )
-def test_a_kernel_stores_the_same_with_its_arithmetic_moved(
-    body: list[str], turns: int, asks: int, shared_state: bool, level: str
-) -> None:
+def test_a_kernel_stores_the_same_with_its_arithmetic_moved(body: list[str], turns: int, asks: int, level: str) -> None:
     """In every lane, in the same order."""
     named = [own.replace("$wN", f"$w{number}") for number, own in enumerate(body)]
     text = loop(" ".join(named), "".join(f"mov.u32 %r{n}, {n};" for n in range(4, 8)))
     clean = Logged({"full": 64, "out": 1024}, asks=asks)
     clean.run(text, grid=1, threads=64, grid_id=5, arguments={"n": turns})
     marked = Logged({}, asks=asks)
-    run(text, turns=turns, machine=marked, shared_state=shared_state, selection=Selection(level), depth=400)
+    run(text, turns=turns, machine=marked, selection=Selection(level), depth=400)
     assert marked.stored == clean.stored
