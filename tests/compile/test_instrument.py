@@ -17,7 +17,7 @@ from tests.machine_code import tool
 from warplens import layout
 from warplens.capture.audited import audit_builds, disassemble
 from warplens.capture.modules import read_site_sets, registers_and_frame
-from warplens.instrument import Instrumented, Selection, instrument
+from warplens.instrument import Instrumented, Mode, Selection, instrument
 from warplens.instrument.asked import ALSO
 
 pytestmark = pytest.mark.compile
@@ -153,3 +153,19 @@ def test_marks_let_no_lanes_go_that_wait(name: str, tmp_path: Path) -> None:
 
 def yields(cubin: bytes) -> int:
     return len(re.findall(r"\bYIELD\b", disassemble(cubin)))
+
+
+def test_what_a_matmul_computes_beside_its_product_is_not_left_between_its_waits(tmp_path: Path) -> None:
+    """Of the loop's addresses nothing stands between the wait for wgmma and the barrier, as in the clean kernel."""
+    text = gzip.decompress((FOLDER / "triton_3.6.0_matmul_90.ptx.gz").read_bytes()).decode()
+    in_place = instrument(text, modes={"matmul": Mode(Selection(), hoists=False)}).text
+    found = [between(assembled(own, tmp_path, "kernel").cubin) for own in (text, in_place, instrument(text).text)]
+    assert len(found[0]) == 0
+    assert len(found[1]) > 15
+    assert len(found[2]) == 0
+
+
+def between(cubin: bytes) -> list[str]:
+    """What computes addresses and numbers between the first wait for wgmma and the barrier behind it."""
+    code = disassemble(cubin).partition("WARPGROUP.DEPBAR")[2].partition("BAR.SYNC")[0]
+    return re.findall(r"\b(?:IADD3|IMAD\.X|IMAD\.WIDE\.U32|UIADD3|UISETP|USEL|ULEA)\b", code)

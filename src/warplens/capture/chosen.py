@@ -29,6 +29,7 @@ IGNORED: Final = ("C7507", "C7508")
 """What ptxas says where it ignores every `setmaxnreg`."""
 IN_MEMORY: Final = {State.SHARED: "state in shared memory", State.LOCAL: "state in local memory"}
 FRUGAL: Final = "a recorder with fewer registers"
+_IN_PLACE: Final = "arithmetic left behind waits"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
 _MOST_WARPS: Final = 32  # of a block
 _NAMED: Final = re.compile(r"(?:function '([^']+)'|in function ([\w$]+))")
@@ -213,13 +214,15 @@ class Ways:
 
     `most`: the registers that its threads may take, where it takes a limit; `shared`: the recorder's state can be in
     shared memory, else it is in local memory; `moves`: what its roles can ask for in place of what they ask for.
-    `untried`: what is not tried, and why, a line each.
+    `untried`: what is not tried, and why, a line each. `hoisted`: with the marks asked for arithmetic goes ahead of
+    waits, which can take registers.
     """
 
     most: int | None
     shared: bool
     moves: Sequence[Mapping[int, int]] = ()
     untried: tuple[str, ...] = ()
+    hoisted: bool = False
 
     def modes(self, what: str, selection: Selection) -> Iterator[tuple[str, Mode]]:
         """In the order to try, by their names."""
@@ -227,7 +230,11 @@ class Ways:
         if self.most:
             yield f"{what}, {self.most} registers at most", Mode(selection, self.most)
         limit = f", {self.most} registers at most" if self.most else ""
-        yield f"{what}, {FRUGAL}{limit}", Mode(selection, self.most, State.FEWER_REGISTERS)
+        fewer = State.FEWER_REGISTERS
+        yield f"{what}, {FRUGAL}{limit}", Mode(selection, self.most, fewer)
+        if self.hoisted and selection.level in ("waits", "all"):  # fewer marks are in no loop, and move nothing
+            yield f"{what}, {_IN_PLACE}{limit}", Mode(selection, self.most, hoists=False)
+            yield f"{what}, {FRUGAL}, {_IN_PLACE}{limit}", Mode(selection, self.most, fewer, hoists=False)
         for moved in self.moves:
             yield f"{what}, {told(moved)}", Mode(selection, setmaxnreg=moved)
         state = State.SHARED if self.shared else State.LOCAL
@@ -266,7 +273,7 @@ def _tries(text: str, kernel: Kernel, wanted: Selection, clean: Built) -> _Tries
     ignored = any(code in IGNORED for _, code in clean.complaints)
     moves, untried = moves_of(kernel, clean.registers.get(name, 0), ignored=ignored)
     # How much shared memory a launch asks for is not known here: with more of it one could fail that would not.
-    can = Ways(most, shared=False, moves=moves)
+    can = Ways(most, shared=False, moves=moves, hoisted=kernel.hoisted > 0)
     out: list[tuple[str, Mode]] = []
     for what, selection in fewer_and_fewer(wanted):
         out += can.modes(what, selection)

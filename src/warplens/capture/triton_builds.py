@@ -201,7 +201,8 @@ def _ways(kernels: list[Kernel], text: str, facts: Any, registers: int) -> Ways:
     most = launch.most_registers(blocks) if all(own.takes_limit for own in kernels) else None
     moves, untried = moves_of(kernels[0], registers, ignored=False) if len(kernels) == 1 else ([], "")
     crowded = _crowded(launch, launch_of(text, facts, dynamic=False).shared_bytes, registers)
-    return Ways(most, not crowded, moves, tuple(filter(None, (crowded, untried))))
+    hoisted = any(own.hoisted for own in kernels)
+    return Ways(most, not crowded, moves, tuple(filter(None, (crowded, untried))), hoisted)
 
 
 def _crowded(launch: Launch, static_bytes: int, registers: int) -> str:

@@ -52,7 +52,8 @@ _OWN_NAME: Final = re.compile(
 class Kernel:
     """A kernel of the module. `site_set`: as the manifest lists it, None for one that is not marked; `left_out`: what
     of it is not marked and why, a line each. `takes_limit`: whether its registers can be limited; `uses`: the names of
-    its instructions, as `wgmma`; `asked`: what its `setmaxnreg` ask for, None where it has none.
+    its instructions, as `wgmma`; `asked`: what its `setmaxnreg` ask for, None where it has none; `hoisted`: how many
+    instructions go ahead of a wait.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Kernel:
     takes_limit: bool = True
     uses: frozenset[str] = frozenset()
     asked: Asked | None = None
+    hoisted: int = 0
 
 
 class State(Enum):
@@ -84,12 +86,15 @@ _RECORDERS: Final[dict[State, type[Recorder]]] = {
 @dataclass(frozen=True)
 class Mode:
     """How one kernel is marked: which marks it gets, None for none, and what registers its threads may take, where it
-    `takes_limit`. `state`: where the recorder's state is. `setmaxnreg`: what it asks for in place of each number."""
+    `takes_limit`. `state`: where the recorder's state is. `setmaxnreg`: what it asks for in place of each number.
+    `hoists`: arithmetic goes ahead of waits (hoist.py), but where the state is in memory: such a kernel has no
+    registers for what then lives longer."""
 
     selection: Selection | None
     most_registers: int | None = None
     state: State = State.REGISTERS
     setmaxnreg: Mapping[int, int] | None = None
+    hoists: bool = True
 
 
 @dataclass
@@ -267,14 +272,14 @@ class _Entry:
         if not flow.code:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
-        plan = Planner(flow, mode.selection).plan()
+        plan = Planner(flow, mode.selection, hoists=mode.hoists and _RECORDERS[mode.state].in_registers).plan()
         left_out = [*plan.left_out, *unmarked_calls(flow)]
         if self._in_program:  # other units, and this one for other GPUs, may have a kernel of this name
             facts = repr((self.name, plan.sites)).encode("utf-8", "replace")
             self.name = f"{self.name[:_LONGEST_NAME]}_{hashlib.sha256(facts).hexdigest()[:8]}"
         digest = layout.sites_hash(self.name)
         site_set = {"name": self.name, "hash": digest, "sites": plan.sites, "left_out": left_out}
-        self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out)
+        self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out, hoisted=len(plan.moves))
         self.symbol = _site_symbol(site_set, "weak" if self._in_program else "visible")
         straight = self._straight(plan)
         recorder = _RECORDERS[mode.state](

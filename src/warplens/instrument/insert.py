@@ -2,12 +2,14 @@
 
 In: a `Flow` and its `Plan`. Out: pieces to splice into the module's text. Every piece stands between two statements;
 none of the kernel's own text is changed, but that a predicated `ret` or `exit` gets a branch round what stands in front
-of it. Marks that no branch and no label parts ask for space once.
+of it, and that arithmetic goes in front of a mark where the plan says so. Marks that no branch and no label parts ask
+for space once.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from warplens.layout import Verb
 
 Piece = tuple[int, int, str]
 _NO_MARK: Final = 1  # a line that is the code of none
+_INLINED_AT: Final = re.compile(r"\binlined_at\s+(\d+)\s+(\d+)\s+(\d+)")
 _LEAVES: Final = frozenset({"ret", "exit"})
 _JUMPS: Final = frozenset({"bra", "brx", "ret", "exit", "trap"})
 _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volatile.global", "ld.weak")
@@ -98,6 +101,7 @@ class Inserter:
 
     def insert(self) -> list[Piece]:
         """Raises PtxError where a mark cannot be placed."""
+        self._move()
         body = self._statements[self._flow.function.first - 1].end
         self.pieces.append((body, body, _lines(self._recorder.declarations())))
         begin = self._begin_of_code()
@@ -124,6 +128,17 @@ class Inserter:
             self._leave(number)
         self._finish()
         return self.pieces
+
+    def _move(self) -> None:
+        """Takes instructions from where they stand to in front of a mark, ahead of all else that comes there."""
+        for number, mark in self._plan.moves.items():
+            statement = self._flow.code[number].statement
+            _, start, end = self._statements[statement]
+            at = self._scopes.outside(self._flow.code[mark.index].statement, mark.behind)
+            lines = [self._flow.module.source(statement)]
+            if self._places and self._place(start) != self._place(at):
+                lines = [*self._chain(start), *lines, self._place(at)]
+            self.pieces += [(at, at, _lines(lines)), (start, end, "")]
 
     def _begin_of_code(self) -> int:
         """In front of the first label or instruction, behind declarations."""
@@ -374,9 +389,25 @@ class Inserter:
     def _add(self, at: int, lines: list[str], code: int = _NO_MARK) -> None:
         """Lines at a place in the text, named in the line information as those of the mark with this code."""
         if self._file and self._places and lines:
-            before = max(bisect_left(self._places, (at, "")) - 1, 0)  # what has no line has the first one then
-            lines = [f".loc {self._file} {code} 0", *lines, self._places[before][1]]
+            lines = [f".loc {self._file} {code} 0", *lines, self._place(at)]
         self.pieces.append((at, at, _lines(lines)))
+
+    def _chain(self, at: int) -> list[str]:
+        """The `.loc` that holds at a place in the text, behind those that it says it was inlined at: ptxas wants each
+        of them first."""
+        number = max(bisect_left(self._places, (at, "")) - 1, 0)
+        out = [self._places[number][1]]
+        while found := _INLINED_AT.search(out[0]):
+            place = re.compile(rf"\.loc\s+{found[1]}\s+{found[2]}\s+{found[3]}\b")
+            number = next((n for n in range(number - 1, -1, -1) if place.match(self._places[n][1])), -1)
+            if number < 0:
+                break
+            out.insert(0, self._places[number][1])
+        return out
+
+    def _place(self, at: int) -> str:
+        """The `.loc` that holds at a place in the text."""
+        return self._places[max(bisect_left(self._places, (at, "")) - 1, 0)][1]  # what has no line has the first one
 
 
 def _lines(lines: list[str]) -> str:

@@ -199,10 +199,11 @@ def line_of(text: str, at: int) -> int:
 
 
 def splice(text: str, insertions: Iterable[tuple[int, int, str]]) -> str:
-    """The text with pieces exchanged: (start, end, new) each; of those at one place the first given comes first."""
+    """The text with pieces exchanged: (start, end, new) each; of those at one place the first given comes first, and
+    what is put in front of text that is exchanged comes before it."""
     out = []
     at = 0
-    for start, end, new in sorted(insertions, key=lambda piece: piece[0]):
+    for start, end, new in sorted(insertions, key=lambda piece: piece[:2]):
         out += [text[at:start], new]
         at = end
     return "".join([*out, text[at:]])

@@ -16,6 +16,7 @@ from warplens import layout
 from warplens.errors import PtxError, UsageError
 from warplens.instrument.asked import ALSO, Landing, instants, landings, lines
 from warplens.instrument.flow import Flow
+from warplens.instrument.hoist import Hoister
 from warplens.instrument.read import file_name
 from warplens.instrument.scopes import Scopes
 from warplens.instrument.source import SourceMark, moved, source_marks
@@ -61,7 +62,8 @@ class Plan:
     text.
 
     The first site is that of the kernel's begin and has no mark here. `left_out`: one line for each kind of place that
-    is not marked. `origins`: of each site; `looped`: those of waits and instants in loops.
+    is not marked. `origins`: of each site; `looped`: those of waits and instants in loops. `moves`: instructions
+    that go in front of a mark (hoist.py).
     """
 
     sites: list[dict[str, Any]]
@@ -69,6 +71,7 @@ class Plan:
     left_out: list[str] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     looped: frozenset[Origin] = frozenset()
+    moves: dict[int, Mark] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,14 @@ class Selection:
 
 
 class Planner:
-    """Makes the `Plan` of one kernel. `thinner`: what is left out of it for the budget, and how the rest is called."""
+    """Makes the `Plan` of one kernel. `thinner`: what is left out of it for the budget, and how the rest is called.
+    `hoists`: whether arithmetic goes ahead of waits."""
 
-    def __init__(self, flow: Flow, selection: Selection, thinner: Thinner | None = None) -> None:
-        self._flow, self._selection = flow, selection
+    def __init__(
+        self, flow: Flow, selection: Selection, thinner: Thinner | None = None, *, hoists: bool = True
+    ) -> None:
+        self._flow, self._selection, self._hoists = flow, selection, hoists
+        self._moves: dict[int, Mark] = {}
         self._without = frozenset(thinner.gone if thinner else ())
         self._names = thinner.names if thinner else {}
         self._origins: list[Origin] = []
@@ -134,7 +141,7 @@ class Planner:
             return plan
         thinner = Thinner(plan, counts, budget)
         while thinner.more(plan):
-            plan = Planner(self._flow, self._selection, thinner)._whole()
+            plan = Planner(self._flow, self._selection, thinner, hoists=self._hoists)._whole()
         plan.left_out += thinner.lines(plan)
         return plan
 
@@ -156,6 +163,9 @@ class Planner:
         self._forget_announced()
         self._marks.sort(key=lambda mark: mark.place)
         self._merge()
+        if self._hoists and "lines" not in self._selection.also:
+            self._moves = Hoister(self._flow, self._marks, frozenset(self._named_sites.values())).moves()
+            self._merge()
         self._name_phases()
         self._renumber()
         if len(self._sites) > layout.MAX_SITES:
@@ -163,7 +173,7 @@ class Planner:
             raise PtxError(f"{self._flow.function.name} has {len(self._sites):,} sites to mark: {most}")
         left_out = [f"{count} {why}" for why, count in self._left_out.items()]
         left_out += moved(self._flow, of_source)
-        return Plan(self._sites, self._marks, left_out, self._origins, frozenset(self._looped))
+        return Plan(self._sites, self._marks, left_out, self._origins, frozenset(self._looped), self._moves)
 
     def _wait(self, wait: Any) -> None:
         flow = self._flow
@@ -336,7 +346,8 @@ class Planner:
 
     def _follows(self, before: Mark, mark: Mark) -> bool:
         """Whether `mark` ends the phase that `before` begins, and next to nothing is done in it."""
-        between = self._flow.code[before.index + before.behind : mark.index + mark.behind]
+        first, last = before.index + before.behind, mark.index + mark.behind
+        between = [self._flow.code[number] for number in range(first, last) if number not in self._moves]
         if mark.verb not in (Verb.PHASE, Verb.WAIT) or self._block(before) != self._block(mark):
             return False
         return not between or (mark.verb == Verb.WAIT and len(between) <= MOST_IDLE and all(map(is_idle, between)))
@@ -357,8 +368,9 @@ class Planner:
             following = (m for m in self._marks[number:] if m.verb in (Verb.PHASE, Verb.WAIT))
             end = next((mark.index + mark.behind for mark in following), len(code))
             first = min(start, len(code) - 1)  # a mark may stand behind the last instruction
-            stretch = code[first : max(end, first + 1)]
-            at = next((n for n, own in enumerate(stretch, first) if own.place[1]), first)
+            numbers = [n for n in range(first, max(end, first + 1)) if n not in self._moves] or [first]
+            stretch = [code[n] for n in numbers]
+            at = next((n for n in numbers if code[n].place[1]), numbers[0])
             until = max((own.place[1] for own in stretch if own.place[0] == code[at].place[0]), default=0)
             name = self._named(at, ", ".join([*notable(stretch)][:3]), until)
             number_of_file, line, _ = code[at].place

@@ -113,11 +113,13 @@ def test_a_kernel_with_setmaxnreg_is_given_no_limit_of_registers() -> None:
 
 def test_what_roles_ask_for_is_moved_in_steps_until_nothing_spills() -> None:
     clean, spills = log(168, name="roles"), log(168, 8, name="roles")
-    assembler = Assembler(clean, *[spills] * 3, clean)
+    assembler = Assembler(clean, *[spills] * 5, clean)
     found = choose(roles(4, 8), Selection(), assembler)
     assert found.lines == [
         "roles: the marks asked for: 8 bytes spill",
         "roles: the marks asked for, a recorder with fewer registers: 8 bytes spill",
+        "roles: the marks asked for, arithmetic left behind waits: 8 bytes spill",
+        "roles: the marks asked for, a recorder with fewer registers, arithmetic left behind waits: 8 bytes spill",
         "roles: the marks asked for, setmaxnreg 32 and 232 in place of 24 and 240: 8 bytes spill",
         "roles: it gets the marks asked for, setmaxnreg 40 and 232 in place of 24 and 240",
     ]
@@ -142,8 +144,8 @@ def test_why_registers_are_not_moved_is_told(text: str, registers: int, more: st
 
 def test_a_move_that_changes_the_registers_at_launch_is_not_taken() -> None:
     clean, spills, other = log(168, name="roles"), log(168, 8, name="roles"), log(176, name="roles")
-    found = choose(roles(4, 8), Selection(), Assembler(clean, spills, spills, other, clean))
-    assert found.lines[2].endswith("240: 176 registers at launch in place of 168")
+    found = choose(roles(4, 8), Selection(), Assembler(clean, *[spills] * 4, other, clean))
+    assert found.lines[4].endswith("240: 176 registers at launch in place of 168")
 
 
 def test_the_state_stays_in_registers_where_the_launch_decides_on_shared_memory() -> None:
@@ -181,6 +183,22 @@ def test_for_as_many_blocks_on_an_sm_registers_are_limited_and_if_that_spills_th
     found = choose(MODULE, Selection(), assembler, kernels="one")
     assert found.lines[-1] == "one: it gets the marks asked for, on fewer blocks"
     assert ".maxnreg" not in assembler.texts[-1]
+
+
+def test_where_arithmetic_ahead_of_waits_takes_registers_it_is_left_in_place() -> None:
+    behind = "{ .reg .b32 %r1; $turn: bar.sync 0; add.u32 %r1, %r1, 1; st.global.u32 [%r1], 0; bra $turn; }"
+    module = MODULE.replace("{ bar.sync 0; ret; }", behind)
+    assembler = Assembler(log(32), log(40), log(32, 4), log(32, 4), log(32))
+    found = choose(module, Selection(), assembler, kernels="one")
+    assert found.lines[:4] == [
+        "one: the marks asked for: 3 blocks fit on an SM in place of 4",
+        "one: the marks asked for, 32 registers at most: 4 bytes spill",
+        "one: the marks asked for, a recorder with fewer registers, 32 registers at most: 4 bytes spill",
+        "one: it gets the marks asked for, arithmetic left behind waits, 32 registers at most",
+    ]
+    clock, add = (assembler.texts[-1].index(own) for own in ("%clock", "add.u32 %r1"))
+    assert clock < assembler.texts[-1].index("bar.sync 0") < add
+    assert assembler.texts[1].index("add.u32 %r1") < assembler.texts[1].index("bar.sync 0")
 
 
 def test_a_kernel_without_any_room_stays_as_it_is() -> None:

@@ -57,7 +57,7 @@ def instrument_stand_in(text: str, selection: Selection | None = None, *, modes:
     waits = "" if mode.selection.kinds == () else "wait barrier 0"
     state = "warplens_state[" if mode.state is State.SHARED else ""
     head = f"// {mode.selection.level} {mode.selection.kinds} {waits} {mode.most_registers} {state}\n"
-    kernel = SimpleNamespace(name="k", takes_limit=True, left_out=[], asked=None)
+    kernel = SimpleNamespace(name="k", takes_limit=True, left_out=[], asked=None, hoisted=0)
     return SimpleNamespace(text=head + text, kernels=[kernel])
 
 
@@ -192,9 +192,11 @@ def test_what_roles_ask_for_is_moved_where_their_marks_spill(monkeypatch: pytest
     assert "setmaxnreg.dec.sync.aligned.u32 40;" in text
     assert "setmaxnreg.inc.sync.aligned.u32 232;" in text
     moved = "k: the marks asked for, setmaxnreg {} and 232 in place of 24 and 240"
-    assert capture.notes[:3] == [
+    assert capture.notes[:5] == [
         "k: the marks asked for: 8 bytes spill",
         "k: the marks asked for, a recorder with fewer registers: 8 bytes spill",
+        "k: the marks asked for, arithmetic left behind waits: 8 bytes spill",
+        "k: the marks asked for, a recorder with fewer registers, arithmetic left behind waits: 8 bytes spill",
         f"{moved.format(32)}: 176 registers at launch in place of 168",
     ]
     assert capture.notes[-1] == "k: it gets the marks asked for, setmaxnreg 40 and 232 in place of 24 and 240"

@@ -159,8 +159,8 @@ def test_a_warp_records_its_begin_each_wait_and_phase_and_its_end() -> None:
     done = run(LOOP.format(threads=32), threads=32, turns=2)
     spans = done.trace.spans.sort("sequence")
     names = [done.trace.sites["name"][site] for site in spans["site"]]
-    turn = ["ptx:13 wait barrier 0", "ptx:14 store", "ptx:16 wait barrier 1", "ptx:17 store"]
-    assert names == ["ptx:10", *turn, *turn]
+    turn = ["ptx:13 wait barrier 0", "ptx:15 store", "ptx:16 wait barrier 1", "ptx:17 store"]
+    assert names == ["ptx:10", *turn, *turn]  # the sum in line 14 goes ahead of the barrier
     assert len(done.chunks) == 1
     assert done.lost_events == 0
 
