@@ -117,6 +117,7 @@ BUILDS: dict[str, PythonOptions] = {
     "waits, large slabs": PythonOptions(selection=Selection(sites="(?:)"), capacity_bytes=1 << 30, slab_chunks=64),
     "waits, switched off": PythonOptions(selection=Selection(sites="(?:)?"), capacity_bytes=1 << 30),
     "waits, unsettled": PythonOptions(selection=Selection(sites="(?:)*"), capacity_bytes=1 << 30),
+    "waits, arithmetic in place": PythonOptions(selection=Selection(sites="(?:)(?:)*"), capacity_bytes=1 << 30),
     "waits, fewer registers": PythonOptions(selection=Selection(sites="(?:)(?:)(?:)"), capacity_bytes=1 << 30),
     "waits, state in shared memory": PythonOptions(selection=Selection(sites="(?:)(?:)"), capacity_bytes=1 << 30),
     "waits, state in local memory": PythonOptions(selection=Selection(sites="(?:)(?:)?"), capacity_bytes=1 << 30),
@@ -147,13 +148,14 @@ def unsettled(run: Callable[[], Any]) -> Any:
         Recorder.settle = settle  # type: ignore[method-assign]
 
 
-def kept_in(state: State, run: Callable[[], Any]) -> Any:
-    """With the recorder's state there, whether it has registers or not."""
+def kept_in(state: State, run: Callable[[], Any], *, hoists: bool = True) -> Any:
+    """With the recorder's state there, whether it has registers or not, and with arithmetic ahead of waits or not."""
     modes = Ways.modes
 
     def forced(self: Ways, what: str, selection: Selection) -> list[tuple[str, Mode]]:
         own = replace(self, shared=state is State.SHARED)
-        return [(name, mode) for name, mode in modes(own, what, selection) if mode.state is state]
+        found = [(name, mode) for name, mode in modes(own, what, selection) if mode.state is state]
+        return [entry for entry in found if entry[1].hoists == hoists] or found
 
     Ways.modes = forced  # type: ignore[method-assign,assignment]
     try:
@@ -207,7 +209,10 @@ def prepare(case: Case) -> tuple[list[Variant], dict[str, Any]]:
         case.out.zero_()
         run = partial(bound, case, own)
         ways = {f"waits, {what}": partial(kept_in, state) for state, what in STATES.items()}
-        ways["waits, unsettled"] = unsettled
+        ways |= {
+            "waits, unsettled": unsettled,
+            "waits, arithmetic in place": partial(kept_in, State.REGISTERS, hoists=False),
+        }
         launch = ways[name](run) if name in ways else run()
         if "off" in name and capture._gpu is not None:
             capture._gpu.arena.switch_off(torch.cuda.current_stream().cuda_stream)
