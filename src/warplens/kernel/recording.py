@@ -31,7 +31,7 @@ from warplens.trace import Trace
 from warplens.trace import open as open_trace
 from warplens.trace.file import write_file
 from warplens.trace.part import PartWriter
-from warplens.trace.whole import place_for_file, whole_file
+from warplens.whole import place_for_file, whole_file
 
 
 class _Parts:
