@@ -1,7 +1,9 @@
 """What recording costs a program that launches `warplens.Kernel`: host time of a launch. See run.py.
 
-`launches.py COUNT EVENTS PAUSE`: EVENTS a launch; PAUSE in us behind each, in which the thread sleeps. The memory is
-the GPU's own, so that nothing is copied. Out: a line of JSON.
+`launches.py COUNT EVENTS PAUSE HOW`: EVENTS a launch; PAUSE in us behind each, in which the thread does as HOW says:
+`sleep`; `spin`, busy and with Python's lock given up again and again, as one that calls numpy or torch is; `hold`, busy
+in Python code that keeps the lock, so that the thread which reads records has to wait for it. The memory is the GPU's
+own, so that nothing is copied. Out: a line of JSON.
 """
 
 from __future__ import annotations
@@ -29,9 +31,21 @@ template <bool kTrace> __global__ void marked(float* p, int turns) {
 BLOCKS, THREADS = 132, 128
 
 
+def pause(seconds: float, how: str) -> None:
+    """Let time go by."""
+    if how == "sleep":
+        time.sleep(seconds)
+        return
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        if how == "spin":
+            time.sleep(0)  # gives up the lock, and does not sleep
+
+
 def main() -> None:
     """Launch and measure; the first tenth is not counted."""
     count, events, pause_us = (int(text) for text in sys.argv[1:4])
+    how = sys.argv[4] if len(sys.argv) > 4 else "sleep"
     kernel = warplens.Kernel(SOURCE, "marked<true>")
     memory = driver.DeviceMemory(4 * BLOCKS * THREADS)
     driver.call("cuMemsetD8", memory.address, 0, memory.size_bytes)
@@ -42,7 +56,7 @@ def main() -> None:
         kernel.launch(BLOCKS, THREADS, pointer, turns)
         took_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
         if pause_us:
-            time.sleep(pause_us / 1e6)
+            pause(pause_us / 1e6, how)
     driver.call("cuCtxSynchronize")
     p50_us, p90_us = (round(float(value), 3) for value in np.percentile(took_us[count // 10 :], [50, 90]))
     print(json.dumps({"launches": count, "p50_us": p50_us, "p90_us": p90_us, "max_us": round(max(took_us), 1)}))

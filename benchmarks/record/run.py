@@ -21,6 +21,8 @@ import warplens
 
 HERE = Path(__file__).parent
 ROUNDS = 5
+KERNEL = {"sleep": "warplens.Kernel", "spin": "spin, warplens.Kernel", "hold": "hold, warplens.Kernel"}
+"""How launches.py passes the time between launches, and what the figures of that are called."""
 
 
 def build(folder: Path, name: str, *flags: str) -> Path:
@@ -76,11 +78,11 @@ def measure(folder: Path) -> dict[str, Any]:
     for count in ("100", "1000"):
         options = ("--launch-count", count, "--rounds", "0")
         add(f"1000 launches of 10^5 events, {count} recorded", recorded([with_header, *large], *options))
-    of_kernel = [sys.executable, str(HERE / "launches.py"), "400", "10000", "3000"]
-    for _ in range(3):
-        add("warplens.Kernel", of_kernel)
-        add("warplens.Kernel, does not match", recorded(of_kernel, "-k", "^nothing$"))
-        add("warplens.Kernel, recorded", recorded(of_kernel, "--launch-count", "400", "--rounds", "0"))
+    for how, name in [*KERNEL.items()] * 3:
+        of_kernel = [sys.executable, str(HERE / "launches.py"), "400", "10000", "3000", how]
+        add(name, of_kernel)
+        add(f"{name}, does not match", recorded(of_kernel, "-k", "^nothing$"))
+        add(f"{name}, recorded", recorded(of_kernel, "--launch-count", "400", "--rounds", "0"))
     out["file_bytes"] = (folder / "cost.wlens").stat().st_size if (folder / "cost.wlens").exists() else None
     return out
 
@@ -98,17 +100,16 @@ def reached(found: dict[str, Any]) -> dict[str, float]:
         for how in ("spin", "sleep")
         for of in ("recorded", "recorded or timed")
     }
+    of_kernel: dict[str, float] = {}
+    for name in KERNEL.values():
+        for key, of in (("unrecorded", "does not match"), ("recorded", "recorded")):
+            of_kernel[f"{key}_launch_us, {name}"] = middle(f"{name}, {of}", "p50_us") - middle(name, "p50_us")
     return {
         "match_nothing_seconds": middle(nothing, "command_seconds") - middle(header, "command_seconds"),
         "unrecorded_launch_us": middle(nothing, "p50_us") - middle(header, "p50_us"),
         "header_alone_us": middle(header, "p50_us") - middle("bare", "p50_us"),
         **of_a_launch,
-        "unrecorded_launch_us, warplens.Kernel": (
-            middle("warplens.Kernel, does not match", "p50_us") - middle("warplens.Kernel", "p50_us")
-        ),
-        "recorded_launch_us, warplens.Kernel": (
-            middle("warplens.Kernel, recorded", "p50_us") - middle("warplens.Kernel", "p50_us")
-        ),
+        **of_kernel,
         "resident_bytes_100_recorded": few["resident_bytes"],
         "resident_bytes_1000_recorded": many["resident_bytes"],
     }

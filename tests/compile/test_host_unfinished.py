@@ -122,6 +122,37 @@ def test_a_signal_saves_the_launch_that_hangs_and_then_ends_the_program(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_where_the_driver_is_not_to_be_had_one_signal_ends_the_program_after_a_while(
+    number: signal.Signals, built: Built, tmp_path: Path
+) -> None:
+    """The thread that would hear it waits within the driver; another one gives it 5 s."""
+    variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin"), "FAKE_HANG_FROM": "3", "FAKE_LOCKED": "1"}
+    variables["WARPLENS_RECORD"] = f"version=1&folder={tmp_path}&rounds=0"
+    with subprocess.Popen([built.program, "hang", "4"], env=variables, text=True, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        while "hangs" not in running.stdout.readline():
+            assert running.poll() is None
+        time.sleep(0.3)
+        running.send_signal(number)
+        assert running.wait(20) == -number
+
+
+def test_one_sigterm_to_record_ends_a_program_whose_driver_is_not_to_be_had(built: Built, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--rounds", "0", "--", built.program]
+    variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin"), "FAKE_HANG_FROM": "3", "FAKE_LOCKED": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "hang", "4"], cwd=tmp_path, env=variables, **pipes) as running:  # type: ignore[call-overload]
+        while "hangs" not in running.stdout.readline():
+            assert running.poll() is None
+        time.sleep(0.3)
+        running.terminate()
+        _, err = running.communicate(timeout=30)
+    assert running.returncode == 128 + signal.SIGTERM, err
+    assert "did not save what was under way in time" in err
+    assert launches_of(tmp_path / "run.wlens") == 2  # what had been read before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_where_the_driver_is_not_to_be_had_the_second_signal_ends_the_program(
     number: signal.Signals, built: Built, tmp_path: Path
 ) -> None:

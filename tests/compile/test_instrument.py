@@ -18,7 +18,7 @@ from warplens import layout
 from warplens.capture.audited import audit_builds, disassemble
 from warplens.capture.modules import read_site_sets, registers_and_frame
 from warplens.instrument import Instrumented, Mode, Selection, instrument
-from warplens.instrument.asked import ALSO
+from warplens.instrument.selection import ALSO
 
 pytestmark = pytest.mark.compile
 FOLDER = Path(__file__).parents[1] / "ptx"

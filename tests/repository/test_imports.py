@@ -6,17 +6,29 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 HEAVY = ("numpy", "polars", "matplotlib", "torch", "triton", "cuda", "click", "rich")
 
 
+def output_of(statement: str, folder: Path | None = None) -> list[str]:
+    """Lines that a fresh interpreter in `folder` writes; the last one: its modules after `statement`, as JSON."""
+    program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.splitlines()
+
+
+def modules_after(statement: str, folder: Path | None = None) -> set[str]:
+    """Whole names of the modules that a fresh interpreter holds after `statement`."""
+    return set(json.loads(output_of(statement, folder)[-1]))
+
+
 def loaded_after(statement: str) -> set[str]:
-    """Top-level names of the modules that a fresh interpreter holds after `statement`."""
-    program = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    """As `modules_after`, their top-level names alone."""
+    return {name.split(".")[0] for name in modules_after(statement)}
 
 
 def test_the_probe_sees_what_is_imported() -> None:
@@ -41,6 +53,30 @@ def test_decode_imports_neither_polars_nor_matplotlib() -> None:
 def test_help_imports_no_tables_and_no_pictures() -> None:
     run_help = "import warplens.cli\ntry:\n    warplens.cli.main(['--help'])\nexcept SystemExit:\n    pass"
     assert loaded_after(run_help).isdisjoint({"numpy", "polars", "matplotlib", "cuda", "torch", "triton"})
+
+
+SLOW_TO_START = {"numpy", "polars", "matplotlib", "cuda", "warplens.layout", "warplens.instrument.module"}
+"""Whole names. What imports numpy in this package imports warplens.layout."""
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["record", "--help"]])
+def test_a_command_that_only_says_something_imports_nothing_slow(arguments: list[str]) -> None:
+    program = f"import warplens.cli\ntry:\n    warplens.cli.main({arguments})\nexcept SystemExit:\n    pass"
+    assert modules_after(program).isdisjoint(SLOW_TO_START)
+
+
+def test_record_of_a_program_that_matches_nothing_imports_nothing_slow_here_or_in_the_program(tmp_path: Path) -> None:
+    own = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+    arguments = ["record", "-k", "^nothing$", "-o", "run.wlens", "--", sys.executable, "-c", own]
+    program = (
+        f"import warplens.cli\ntry:\n    warplens.cli.main({arguments})\nexcept SystemExit as end:\n    code = end.code"
+    )
+    of_program, of_record = (set(json.loads(line)) for line in output_of(f"{program}\nassert code == 5", tmp_path))
+    assert "warplens.capture.child" in of_record
+    assert of_record.isdisjoint(SLOW_TO_START)
+    assert "sitecustomize" in of_program
+    assert not {name for name in of_program if name.split(".")[0] in ("warplens", "numpy")}
+    assert list(tmp_path.iterdir()) == []
 
 
 def fastest(arguments: list[str], runs: int = 7) -> float:

@@ -33,12 +33,14 @@ class Window:
 @dataclass(frozen=True)
 class Drained:
     """What was in the arena. `chunks`: uint32 (n, 32); all-zero rows were reserved and never written. `full`: a warp
-    may have found no space, and count that at its end."""
+    may have found no space, and count that at its end. `taken`: how many chunks may have been written to, at the begin
+    and behind those of the cursors; None where it can be any."""
 
     chunks: NDArray[np.uint32]
     lost_events: int
     lost_chunks: int
     full: bool = False
+    taken: tuple[int, int] | None = None
 
 
 def divide(capacity_bytes: int, *, pool: bool = True) -> tuple[int, int]:
@@ -233,6 +235,22 @@ class Arena:
             driver.call("cuMemsetD8Async", self.chunks_address, 0, size, stream, doing="clearing the arena")
         self.clear_cursors(stream)
 
+    def clear_drained(self, drained: Drained, stream: int) -> None:
+        """As `clear`, right behind the `drain` that found `drained`: of the chunks those that were taken alone."""
+        if drained.taken is None:
+            self.clear(stream)
+            return
+        rows, others = drained.taken
+        for first, chunks in ((0, rows), (self.shared_chunks, others)):
+            if self._host is not None:
+                self._host.words[first * layout.CHUNK_WORDS :][: chunks * layout.CHUNK_WORDS] = 0
+            elif chunks:
+                address, size = self.chunks_address + first * layout.CHUNK_BYTES, chunks * layout.CHUNK_BYTES
+                driver.call("cuMemsetD8Async", address, 0, size, stream, doing="clearing the arena")
+        if self._host is not None:
+            self._host.words[self.chunks * layout.CHUNK_WORDS :] = 0  # where warps last were
+        self.clear_cursors(stream)
+
     def clear_cursors(self, stream: int) -> None:
         """Start again at the first chunk, ordered in `stream`; what was written stays until it is written over."""
         if self.states_bytes:
@@ -280,7 +298,8 @@ class Arena:
             others = copy(behind, (rest, layout.CHUNK_WORDS), "<u4")
         written = np.arange(depth)[:, None] < taken[None, :]
         full = pool >= self.chunks and bool((cursors >= self.shared_chunks).any())
-        return Drained(np.concatenate([shared_out[written], others]), lost_events, lost_chunks, full)
+        taken = depth * layout.CURSOR_COUNT, rest
+        return Drained(np.concatenate([shared_out[written], others]), lost_events, lost_chunks, full, taken)
 
     def _drain_ring(self, control: NDArray[np.uint8], copy: Copy) -> Drained:
         size = layout.CURSOR_COUNT * layout.CURSOR_STRIDE

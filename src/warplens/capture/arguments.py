@@ -8,8 +8,10 @@ copied to the GPU, and back by `copy_back`.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,10 @@ from warplens.errors import UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+_ALIGNMENT: Final = 16
+"""Of each parameter's value: no type of CUDA's wants more."""
 
 
 def pointer_of(value: Any) -> int | None:
@@ -78,8 +84,23 @@ def _dlpack_pointer(value: Any) -> int:
     return int(tensor.data or 0) + int(tensor.byte_offset)
 
 
+@cache
+def _table_of(sizes_bytes: tuple[int, ...]) -> tuple[type[ctypes.Array[ctypes.c_char]], struct.Struct, tuple[int, ...]]:
+    """Of parameters of these sizes: the memory for pointers to values and the values behind, what fills it, and where
+    each value lies. The same for all launches of a kernel."""
+    offsets = []
+    room = 8 * max(len(sizes_bytes), 1)
+    form = f"={len(sizes_bytes)}Q"
+    for size in sizes_bytes:
+        gap = -room % _ALIGNMENT
+        offsets.append(room + gap)
+        form += f"{gap}x{size}s"
+        room += gap + size
+    return ctypes.c_char * room, struct.Struct(form), tuple(offsets)
+
+
 class Arguments:
-    """Parameters of one launch. Keeps what they point to alive.
+    """Parameters of one launch. Keeps what they point to alive. Is made at every launch, and is to take little time.
 
     `sizes_bytes`: size of each parameter of the kernel, from the driver; None when it cannot tell.
     Raises UsageError when the number or the size of an argument does not fit.
@@ -88,17 +109,34 @@ class Arguments:
     def __init__(self, values: Sequence[Any], sizes_bytes: Sequence[int] | None) -> None:
         if sizes_bytes is not None and len(values) != len(sizes_bytes):
             raise UsageError(f"the kernel takes {len(sizes_bytes)} arguments, {len(values)} were given")
-        self._keep: list[Any] = list(values)
+        self._values = values
         self._copies: list[tuple[NDArray[Any], driver.DeviceMemory]] = []
-        packed = [
-            self._pack(value, None if sizes_bytes is None else sizes_bytes[i], i) for i, value in enumerate(values)
-        ]
-        self._keep += packed
-        self._packed = packed
-        self._table = np.array([p.ctypes.data for p in packed] or [0], np.uint64)
-        self.table = int(self._table.ctypes.data)
+        if sizes_bytes is None:
+            self._packed = [self._pack(value, None, i) for i, value in enumerate(values)]
+        else:
+            self._packed = [
+                self._pack(value, size, i) for i, (value, size) in enumerate(zip(values, sizes_bytes, strict=True))
+            ]
+        memory, form, offsets = _table_of(tuple(map(len, self._packed)))
+        self._memory = memory()
+        self.table = at = ctypes.addressof(self._memory)
+        form.pack_into(self._memory, 0, *[at + offset for offset in offsets], *self._packed)
 
-    def _pack(self, value: Any, size: int | None, index: int) -> NDArray[Any]:
+    def _pack(self, value: Any, size: int | None, index: int) -> bytes:
+        if isinstance(value, np.generic):
+            packed = value.tobytes()
+        elif type(value) is int:
+            packed = self._pack_integer(value, size, index)
+        else:
+            packed = self._pack_other(value, size, index)
+        if size is not None and len(packed) != size:
+            raise UsageError(
+                f"argument {index} ({type(value).__name__}) has {len(packed)} bytes, the kernel's parameter {size}: "
+                "give a numpy scalar of the parameter's type"
+            )
+        return packed
+
+    def _pack_other(self, value: Any, size: int | None, index: int) -> bytes:
         pointer = pointer_of(value)
         if pointer is None and isinstance(value, np.ndarray) and value.ndim > 0:
             if not value.flags.c_contiguous:
@@ -107,40 +145,31 @@ class Arguments:
             driver.copy_to_device(memory.address, value)
             self._copies.append((value, memory))
             pointer = memory.address
-        packed: NDArray[Any]
         if pointer is not None:
-            packed = np.array(pointer, np.uint64)
-        elif isinstance(value, np.generic | np.ndarray | ctypes._SimpleCData | ctypes.Structure):
-            packed = np.frombuffer(bytes(memoryview(cast("Buffer", value))), np.uint8).copy()
-        elif isinstance(value, bool | int):
-            packed = self._pack_integer(int(value), size, index)
-        elif isinstance(value, float):
-            packed = np.array(value, np.float64 if size == 8 else np.float32)
-        elif value is None:
-            packed = np.array(0, np.uint64)
-        else:
-            raise UsageError(
-                f"argument {index} is a {type(value).__name__}: expected a GPU array, a numpy array or scalar, "
-                "a number, a ctypes value or None"
-            )
-        if size is not None and packed.nbytes != size:
-            raise UsageError(
-                f"argument {index} ({type(value).__name__}) has {packed.nbytes} bytes, the kernel's parameter {size}: "
-                "give a numpy scalar of the parameter's type"
-            )
-        return packed
+            return pointer.to_bytes(8, "little")
+        if isinstance(value, np.ndarray | ctypes._SimpleCData | ctypes.Structure):
+            return bytes(memoryview(cast("Buffer", value)))
+        if isinstance(value, int):  # bool, an enum
+            return self._pack_integer(int(value), size, index)
+        if isinstance(value, float):
+            return np.array(value, np.float64 if size == 8 else np.float32).tobytes()
+        if value is None:
+            return bytes(8)
+        raise UsageError(
+            f"argument {index} is a {type(value).__name__}: expected a GPU array, a numpy array or scalar, "
+            "a number, a ctypes value or None"
+        )
 
     @staticmethod
-    def _pack_integer(value: int, size: int | None, index: int) -> NDArray[Any]:
+    def _pack_integer(value: int, size: int | None, index: int) -> bytes:
         width = size if size in (1, 2, 4, 8) else 4
         if not -(1 << (8 * width - 1)) <= value < 1 << (8 * width):
             raise UsageError(f"argument {index} is {value}: the kernel's parameter has only {width} bytes")
-        return np.frombuffer((value & ((1 << (8 * width)) - 1)).to_bytes(width, "little"), np.uint8).copy()
+        return (value & ((1 << (8 * width)) - 1)).to_bytes(width, "little")
 
     def words(self) -> list[int]:
         """Each 8 bytes of each parameter that an address could stand in."""
-        whole = (packed.tobytes() for packed in self._packed)
-        return [int.from_bytes(d[at : at + 8], "little") for d in whole for at in range(0, len(d) - 7, 8)]
+        return [int.from_bytes(d[at : at + 8], "little") for d in self._packed for at in range(0, len(d) - 7, 8)]
 
     def copy_back(self) -> None:
         """Bring numpy arguments back from the GPU, where they may be written to."""

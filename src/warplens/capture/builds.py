@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from warplens.capture.arguments import Arguments
 from warplens.capture.compile import Compiled
-from warplens.capture.library import Function, Library
+from warplens.capture.library import Dim3, Function, Library
+from warplens.capture.options import RecordOptions, stream_handle
 from warplens.errors import CompileError, DisturbanceError
 
 LIMIT_OPTION = "--maxrregcount="
@@ -28,6 +30,13 @@ class Build:
     function: Function
     compiled: Compiled
     options: tuple[str, ...]
+
+    def launch(self, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> None:
+        """One launch of it. Raises DeviceError."""
+        self.function.allow_shared_bytes(options.shared_bytes)
+        stream = stream_handle(options.stream)
+        more = options.cluster, options.cooperative
+        self.function.launch(*shape, given.table, options.shared_bytes, stream, *more)
 
     @property
     def register_limit(self) -> int | None:

@@ -32,6 +32,8 @@ _OFF = "-DWARPLENS_ON=false"
 
 def dim3(value: int | Sequence[int], what: str) -> Dim3:
     """Three positive numbers of one, two or three, of Python or numpy. Raises UsageError."""
+    if type(value) is int and value > 0:  # as most launches have it
+        return value, 1, 1
     try:
         numbers = tuple(operator.index(v) for v in (value if isinstance(value, Iterable) else (value,)))
     except TypeError as error:  # 1.5, "32", None

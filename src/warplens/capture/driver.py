@@ -39,20 +39,26 @@ def bindings() -> Any:
     return driver
 
 
-def call(name: str, *args: Any, doing: str = "") -> Any:
+def call(name: str, *args: Any, doing: str | Callable[[], str] = "") -> Any:
     """Call a driver function by name; its value, a tuple of values, or None.
 
-    Raises DeviceError with the function, the driver's error and what was being done.
+    Raises DeviceError with the function, the driver's error and what was being done; a function that says so is asked
+    then alone.
     """
     driver = bindings()
     if _given_up is not None and not is_usable():
-        what = f" ({doing})" if doing else ""
-        raise DeviceError(f"CUDA cannot be used any more in this process{what}: {_given_up[0]}; start a new one")
+        raise DeviceError(
+            f"CUDA cannot be used any more in this process{_told(doing, ' ({})')}: {_given_up[0]}; start a new one"
+        )
     status, *values = getattr(driver, name)(*args)
     if status != driver.CUresult.CUDA_SUCCESS:
-        what = f" while {doing}" if doing else ""
-        raise DeviceError(f"{name} failed{what}: {_status_text(status)}")
+        raise DeviceError(f"{name} failed{_told(doing, ' while {}')}: {_status_text(status)}")
     return values[0] if len(values) == 1 else (tuple(values) or None)
+
+
+def _told(doing: str | Callable[[], str], form: str) -> str:
+    text = doing if isinstance(doing, str) else doing()
+    return form.format(text) if text else ""
 
 
 def _status_text(status: Any) -> str:
@@ -72,6 +78,13 @@ def is_done(stream: int) -> bool:
     if status != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(_status_text(status))
     return True
+
+
+def is_over(event: Any) -> bool:
+    """Whether all in front of `event` has ended, if by a crash. Never waits."""
+    driver = bindings()
+    (status,) = driver.cuEventQuery(event)
+    return bool(status != driver.CUresult.CUDA_ERROR_NOT_READY)
 
 
 _given_up: tuple[str, Callable[[], bool]] | None = None

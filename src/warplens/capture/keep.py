@@ -5,6 +5,7 @@ In: nothing. Out: the protocol that kernel/recording.py fulfils: capture knows n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from warplens.capture.arena import Drained
@@ -13,8 +14,10 @@ from warplens.capture.arena import Drained
 class Keep(Protocol):
     """Where launches go as they are drained."""
 
-    def add(self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained) -> None:
-        """One launch. `manifest`: what is known so far, for the first one."""
+    def add(
+        self, manifest: Callable[[], dict[str, Any]], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained
+    ) -> None:
+        """One launch. `manifest`: tells what is known so far, for the first one."""
 
     def add_stopped(
         self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained

@@ -35,6 +35,7 @@ from warplens.capture.options import RecordOptions, stream_handle
 from warplens.capture.pinned import Pinned
 from warplens.capture.replay import Saved
 from warplens.capture.request import SWITCH, Asked, Request, rank_of
+from warplens.capture.timed import Pending, Spare, elapsed, free, launch_timed, wait_for
 from warplens.capture.unfinished import launch_entry, save_unfinished
 from warplens.errors import DeviceError, WarplensError
 
@@ -46,32 +47,21 @@ _BESIDE: Final = "launches of warplens.Kernel while another thread made one that
 
 
 @dataclass
-class _Pending:
-    """A launch whose records or time have not been read."""
-
-    start: Any
-    stop: Any
-    stream: int
-    timed: bool
-    at_s: float = field(default_factory=time.monotonic)
-    """When it was made."""
-
-
-@dataclass
 class _Room:
     """The memory for records of one GPU, which all kernels and shapes share: a program may have hundreds.
 
     `busy` is held while a launch is made with it; `last`: whose launch wrote there and has not been read; `read` is set
-    where there is none, or it could not be: `error`. `under_way`: the launch that is being waited for; `pinned`: how to
-    look at what it writes meanwhile.
+    where there is none, or it could not be: `error`. `cleared`: it is as it was before the first
+    launch. `under_way`: the launch that is being waited for; `pinned`: how to look at what it writes meanwhile.
     """
 
     arena: Arena
+    cleared: bool = False
     busy: threading.Lock = field(default_factory=threading.Lock)
     last: _Group | None = None
     read: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
-    under_way: tuple[_Group, _Pending] | None = None
+    under_way: tuple[_Group, Pending] | None = None
     pinned: Pinned | None = None
 
     def __post_init__(self) -> None:
@@ -91,9 +81,10 @@ class _Group:
     entry: dict[str, Any]
     index: int
     turn: int = 0
+    timed_traced: int = 0
     replayed: bool = False
-    pending: _Pending | None = None
-    timed: list[_Pending] = field(default_factory=list)
+    pending: Pending | None = None
+    timed: list[Pending] = field(default_factory=list)
 
 
 class LaunchRecorder:
@@ -123,6 +114,9 @@ class LaunchRecorder:
         self._to_read: queue.SimpleQueue[tuple[_Room, Any] | None] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
         self._matched = self._kept = 0
+        self._fits: dict[str, bool] = {}
+        self._spare: dict[int, Spare] = {}  # by context
+        self._rank = rank_of(dict(os.environ)) or 0
         self._making = threading.Lock()
         self._clocks: dict[int, tuple[int, float]] = {}  # of each GPU: globaltimer, and the host's clock then
         self._saver: Saver | None = None
@@ -131,45 +125,54 @@ class LaunchRecorder:
 
     def launch(self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> None:
         """Make one launch of the program, recorded or not."""
-        seen = self.ran.setdefault(kernel.name, [0, 0])
+        name = kernel.name
+        seen = self.ran.get(name)
+        if seen is None:
+            self._fits[name] = self._pattern.search(name) is not None
+            seen = self.ran.setdefault(name, [0, 0])
         seen[0] += 1
-        stream = stream_handle(options.stream)
-        group = self._wanted(kernel, shape, options, stream)
+        group = self._wanted(kernel, shape, options) if self._fits[name] else None
         if group is not None and not group.room.busy.acquire(blocking=False):  # to wait might be for ever
             self._leave_out(_BESIDE)
             group = None
         if group is None:
-            return _launch(kernel.plain_build(), shape, options, given)
+            return kernel.plain_build().launch(shape, options, given)
         try:
-            seen[1] += self._launch_of(group, stream, given)
+            seen[1] += self._launch_of(group, options, given)
         finally:
             group.room.busy.release()
         return None
 
-    def _launch_of(self, group: _Group, stream: int, given: Arguments) -> bool:
+    def _launch_of(self, group: _Group, options: RecordOptions, given: Arguments) -> bool:
         """Make a launch of a group, timed or recorded; whether it is recorded."""
-        kernel, shape, options = group.kernel, group.shape, group.options
+        kernel, shape, room, rounds = group.kernel, group.shape, group.room, self.request.rounds
+        stream = stream_handle(options.stream)
         group.turn += 1
         by_replay = self.request.replay
-        alternates = group.clean is not None and len(group.timed) < self.request.rounds and not by_replay
+        alternates = group.clean is not None and len(group.timed) < rounds and not by_replay
+        context = driver.call("cuCtxGetCurrent")
+        spare = self._spare.setdefault(int(context), [])
         if alternates and group.turn % 2 == 0:
             assert group.clean is not None
             self._flush_l2(kernel._device, stream)
-            group.timed.append(_timed(group.clean, shape, options, given))
+            group.timed.append(launch_timed(group.clean, shape, options, given, spare))
             return False
-        if not self._make_room(group, stream):
-            _launch(kernel.plain_build(), shape, options, given)
+        if not self._make_room(room, stream):
+            kernel.plain_build().launch(shape, options, given)
             return False
         if by_replay and not group.replayed:
-            self._replay(group, stream, given)
+            self._replay(group, options, given, spare)
         self._flush_l2(kernel._device, stream)
-        group.pending = _timed(group.traced, shape, options, given)
-        group.room.last, group.room.under_way = group, (group, group.pending)
+        by_time = group.timed_traced < rounds and not by_replay
+        group.timed_traced += by_time
+        room.cleared = False
+        group.pending = launch_timed(group.traced, shape, options, given, spare, by_time=by_time)
+        room.last, room.under_way = group, (group, group.pending)
         self._kept += 1
-        self._have_read(group.room)
+        self._have_read(room, context)
         return True
 
-    def _have_read(self, room: _Room) -> None:
+    def _have_read(self, room: _Room, context: Any) -> None:
         """By a thread, as soon as the launch has ended: to copy and to write takes longer than the launch may."""
         if self._reader is None:
             self._reader = threading.Thread(target=self._read, name="warplens", daemon=True)
@@ -177,7 +180,7 @@ class LaunchRecorder:
         room.read.clear()
         if self._saver is not None:
             self._saver.start()
-        self._to_read.put((room, driver.call("cuCtxGetCurrent")))
+        self._to_read.put((room, context))
 
     def _read(self) -> None:
         """The thread, until it gets None."""
@@ -192,12 +195,11 @@ class LaunchRecorder:
                 room.under_way = None
                 room.read.set()
 
-    def _wanted(
-        self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions, stream: int
-    ) -> _Group | None:
+    def _wanted(self, kernel: CudaKernel, shape: tuple[Dim3, Dim3], options: RecordOptions) -> _Group | None:
         """What is to record or time this launch; None for one that is to run without."""
-        self._watch_switch()
-        if not self.on or process() != self.pid or not self._pattern.search(kernel.name):
+        if self.asked.switched:
+            self._watch_switch()
+        if not self.on or process() != self.pid:
             return None
         if self.request.grids is not None and shape[0] not in self.request.grids:
             self.other_grids.add(kernel.name)
@@ -208,6 +210,7 @@ class LaunchRecorder:
         self._matched += 1
         if self._matched <= self.request.launch_skip or self._kept >= self.request.launch_count:
             return None
+        stream = stream_handle(options.stream)
         if int(driver.call("cuStreamIsCapturing", stream)) != 0:
             self._leave_out("launches of warplens.Kernel that were captured in a graph")
             return None
@@ -273,11 +276,12 @@ class LaunchRecorder:
         nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
         self._copying = int(driver.call("cuStreamCreate", nonblocking))
 
-    def _make_room(self, group: _Group, stream: int) -> bool:
-        """Wait until what the launch before left in the group's memory has been read, and forget it."""
+    def _make_room(self, room: _Room, stream: int) -> bool:
+        """Wait until what the launch before left in the memory has been read and forgotten."""
         try:
-            self._settled(group.room)
-            group.room.arena.clear(stream)
+            self._settled(room)
+            if not room.cleared:
+                room.arena.clear(stream)
         except DeviceError as error:
             self._leave_out(f"launches whose memory for records could not be made ready: {error}")
             return False
@@ -286,7 +290,7 @@ class LaunchRecorder:
     def _watch_switch(self) -> None:
         """Obey the file that `warplens record` makes and removes; looked for ten times a second at most."""
         now_s = time.monotonic()
-        if not self.asked.switched or now_s < self._looked_s + 0.1:
+        if now_s < self._looked_s + 0.1:
             return
         self._looked_s = now_s
         asked = os.path.exists(os.path.join(self.asked.folder, SWITCH))  # noqa: PTH110, PTH118  (at every launch)
@@ -301,12 +305,12 @@ class LaunchRecorder:
         memory = self._flushes[device]
         driver.call("cuMemsetD8Async", memory.address, 0, memory.size_bytes, stream)
 
-    def _replay(self, group: _Group, stream: int, given: Arguments) -> None:
+    def _replay(self, group: _Group, options: RecordOptions, given: Arguments, spare: Spare) -> None:
         """Time `rounds` launches of each build that are added, with the memory as it was before each."""
         group.replayed = True
         if group.clean is None:
             return
-        device, pairs = group.kernel._device, []
+        device, pairs, stream = group.kernel._device, [], stream_handle(options.stream)
         try:
             saved = Saved(given, device, stream)
             for _ in range(_HEAD_START * (1 + self.request.rounds)):
@@ -320,20 +324,21 @@ class LaunchRecorder:
                 self._flush_l2(device, stream)
                 if build is group.traced:
                     group.room.arena.clear_cursors(stream)
-                pairs.append((build, _timed(build, group.shape, group.options, given)))
+                pairs.append((build, launch_timed(build, group.shape, options, given, spare)))
                 times[id(build)] += pairs[-1][1].timed
             saved.restore()
             driver.call("cuStreamSynchronize", stream)
         except WarplensError as error:
             self._leave_out(f"replays of {group.kernel.name}: {error}")
         for build, pending in pairs:
-            group.entry["traced_ns" if build is group.traced else "clean_ns"] += _elapsed(pending)
+            group.entry["traced_ns" if build is group.traced else "clean_ns"] += elapsed(pending)
         group.room.arena.clear(stream)
 
     @staticmethod
     def _settled(room: _Room) -> None:
         """Returns when nothing is to be read any more. Raises what stopped the reading."""
-        room.read.wait()
+        if not room.read.is_set():
+            room.read.wait()
         error, room.error = room.error, None
         if error is not None:
             raise error if isinstance(error, DeviceError) else DeviceError(f"{type(error).__name__}: {error}")
@@ -343,12 +348,16 @@ class LaunchRecorder:
         if group is None or group.pending is None:
             return
         pending, group.pending = group.pending, None
-        _wait_for(pending.stop)
+        wait_for(pending.stop)
         room.under_way = None  # it has ended, though it is not read yet
-        drained = room.arena.drain(int(self._copying or 0))
-        group.entry["traced_ns"] += _elapsed(pending)
-        launch = launch_entry(group, pending, drained, cold_l2=self.request.cold_l2)
-        self.keep.add(self.manifest(), launch, group.entry, drained)
+        copying = int(self._copying or 0)
+        drained = room.arena.drain(copying)
+        room.arena.clear_drained(drained, copying)
+        driver.call("cuStreamSynchronize", copying, doing="clearing the arena")
+        room.cleared = True
+        group.entry["traced_ns"] += elapsed(pending)
+        launch = launch_entry(group, pending, drained, rank=self._rank, cold_l2=self.request.cold_l2)
+        self.keep.add(self.manifest, launch, group.entry, drained)
 
     def is_read(self) -> bool:
         """Whether all that was recorded has been read."""
@@ -388,9 +397,11 @@ class LaunchRecorder:
             try:
                 for pending in group.timed:
                     driver.call("cuEventSynchronize", pending.stop)
-                    group.entry["clean_ns"] += _elapsed(pending)
+                    group.entry["clean_ns"] += elapsed(pending)
             except DeviceError as error:
                 self._leave_out(f"times of launches of {group.kernel.name}: {error}")
+        for spare in self._spare.values():
+            free(spare)
         try:
             for device, calibrator in self._calibrators.items():
                 self._calibration.append({**calibrator.read(calibrator.begin(0), "after", 0), "device": device})
@@ -431,7 +442,7 @@ class LaunchRecorder:
             "site_sets": list(self._site_sets.values()),
             "kernels": [],
             "launches": [],
-            "process": {"pid": self.pid, "rank": rank_of(dict(os.environ)) or 0, "program": program()},
+            "process": {"pid": self.pid, "rank": self._rank, "program": program()},
         }
 
     def note(self) -> dict[str, Any]:
@@ -454,42 +465,6 @@ class LaunchRecorder:
 def program() -> str:
     """The name of what this process runs."""
     return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-
-
-def _launch(build: Build, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> None:
-    build.function.allow_shared_bytes(options.shared_bytes)
-    stream = stream_handle(options.stream)
-    more = options.cluster, options.cooperative
-    build.function.launch(*shape, given.table, options.shared_bytes, stream, *more)
-
-
-def _timed(build: Build, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> _Pending:
-    """A launch between two events."""
-    stream = stream_handle(options.stream)
-    start, stop = (driver.call("cuEventCreate", 0) for _ in range(2))
-    driver.call("cuEventRecord", start, stream)
-    _launch(build, shape, options, given)
-    # Had the GPU come to the start before the kernel was there, the time would be the host's.
-    (status,) = driver.bindings().cuEventQuery(start)
-    driver.call("cuEventRecord", stop, stream)
-    return _Pending(start, stop, stream, status == driver.bindings().CUresult.CUDA_ERROR_NOT_READY)
-
-
-def _wait_for(event: Any) -> None:
-    """Asks again and again: to wait for the event would keep a processor busy, or the driver locked."""
-    native, pause_s = driver.bindings(), 20e-6
-    while native.cuEventQuery(event)[0] == native.CUresult.CUDA_ERROR_NOT_READY:
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 1e-3)
-    driver.call("cuEventSynchronize", event)
-
-
-def _elapsed(pending: _Pending) -> list[float]:
-    """Its time in ns, if it is one; frees the events."""
-    found = [float(driver.call("cuEventElapsedTime", pending.start, pending.stop)) * 1e6] if pending.timed else []
-    for event in (pending.start, pending.stop):
-        driver.call("cuEventDestroy", event)
-    return found
 
 
 def asked_in_process(request: Request) -> Asked:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from warplens.capture import driver
 from warplens.errors import DeviceError
@@ -15,12 +15,19 @@ from warplens.errors import DeviceError
 Dim3 = tuple[int, int, int]
 
 
+_MOST_CONFIGURATIONS: Final = 64
+"""Of a kernel: one that is launched with ever other grids is not to fill the memory."""
+
+
 class Function:
-    """A kernel of a loaded module."""
+    """A kernel of a loaded module. What is the same at each of its launches is asked of the driver, and made, once."""
 
     def __init__(self, handle: Any, name: str) -> None:
         self.handle = handle
         self.name = name
+        self._configurations: dict[tuple[Any, ...], Any] = {}
+        self._sizes: tuple[tuple[int, ...] | None] | None = None
+        self._most_shared: int | None = None
 
     def _attribute(self, name: str) -> int:
         enum = getattr(driver.bindings().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
@@ -32,10 +39,13 @@ class Function:
 
     def allow_shared_bytes(self, size_bytes: int) -> None:
         """Allow launches with this much dynamic shared memory."""
-        enum = driver.bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        if size_bytes > 48 * 1024 - self._attribute("SHARED_SIZE_BYTES"):
+        if self._most_shared is None:
+            self._most_shared = 48 * 1024 - self._attribute("SHARED_SIZE_BYTES")
+        if size_bytes > self._most_shared:
+            enum = driver.bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             what = f"asking for {size_bytes:,} bytes of shared memory for {self.name}"
             driver.call("cuFuncSetAttribute", self.handle, enum, size_bytes, doing=what)
+            self._most_shared = size_bytes
 
     def resources(self, threads: int, shared_bytes: int) -> dict[str, int]:
         """Registers, static and dynamic shared memory, local memory, and blocks that are resident on one SM."""
@@ -47,8 +57,13 @@ class Function:
             "resident_blocks": int(blocks),
         }
 
-    def parameter_sizes(self) -> list[int] | None:
+    def parameter_sizes(self) -> tuple[int, ...] | None:
         """Bytes of each parameter; None when the driver is too old to tell."""
+        if self._sizes is None:
+            self._sizes = (self._ask_sizes(),)
+        return self._sizes[0]
+
+    def _ask_sizes(self) -> tuple[int, ...] | None:
         native = driver.bindings()
         if not hasattr(native, "cuFuncGetParamInfo"):
             return None
@@ -56,7 +71,7 @@ class Function:
         while True:
             status, *values = native.cuFuncGetParamInfo(self.handle, len(sizes))
             if status == native.CUresult.CUDA_ERROR_INVALID_VALUE:
-                return sizes
+                return tuple(sizes)
             if status != native.CUresult.CUDA_SUCCESS:
                 return None
             sizes.append(int(values[1]))
@@ -72,27 +87,43 @@ class Function:
         cooperative: bool = False,
     ) -> None:
         """Launch; `parameters` is the address of the table of pointers to the arguments."""
-        native = driver.bindings()
-        config = native.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes = shared_bytes
-        config.hStream = stream
-        attributes = []
-        if cluster is not None:
-            attribute = native.CUlaunchAttribute()
-            attribute.id = native.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            dimension = attribute.value.clusterDim
-            dimension.x, dimension.y, dimension.z = cluster
-            attributes.append(attribute)
-        if cooperative:
-            attribute = native.CUlaunchAttribute()
-            attribute.id = native.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            attribute.value.cooperative = 1
-            attributes.append(attribute)
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        what = f"launching {self.name} with grid {grid}, block {block} and {shared_bytes:,} bytes of shared memory"
-        driver.call("cuLaunchKernelEx", config, self.handle, parameters, 0, doing=what)
+        key = grid, block, shared_bytes, stream, cluster, cooperative
+        config = self._configurations.get(key)
+        if config is None:
+            if len(self._configurations) >= _MOST_CONFIGURATIONS:
+                self._configurations.clear()
+            config = self._configurations[key] = _configuration(*key)
+
+        def doing() -> str:
+            return f"launching {self.name} with grid {grid}, block {block} and {shared_bytes:,} bytes of shared memory"
+
+        driver.call("cuLaunchKernelEx", config, self.handle, parameters, 0, doing=doing)
+
+
+def _configuration(
+    grid: Dim3, block: Dim3, shared_bytes: int, stream: int, cluster: Dim3 | None, cooperative: bool
+) -> Any:
+    """What the driver takes: it reads it at each launch, and does not keep it."""
+    native = driver.bindings()
+    config = native.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes = shared_bytes
+    config.hStream = stream
+    attributes = []
+    if cluster is not None:
+        attribute = native.CUlaunchAttribute()
+        attribute.id = native.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimension = attribute.value.clusterDim
+        dimension.x, dimension.y, dimension.z = cluster
+        attributes.append(attribute)
+    if cooperative:
+        attribute = native.CUlaunchAttribute()
+        attribute.id = native.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attribute.value.cooperative = 1
+        attributes.append(attribute)
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
 
 
 class Library:

@@ -101,6 +101,7 @@ class RecordOptions:
             sizes = self.cluster if isinstance(self.cluster, Sequence) else ()
             if len(sizes) != 3 or any(_whole(size, "cluster") < 1 for size in sizes):
                 raise UsageError(f"cluster is {self.cluster!r}: expected three positive numbers")
+            object.__setattr__(self, "cluster", tuple(map(operator.index, sizes)))
         if self.policy not in POLICIES:
             raise UsageError(f"policy is {self.policy!r}: expected one of {', '.join(POLICIES)}")
         if not (self.loops is None or isinstance(self.loops, bool)):

@@ -6,7 +6,6 @@ no call that could wait for the kernel.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +14,14 @@ import numpy as np
 from warplens import layout
 from warplens.capture import driver
 from warplens.capture.arena import Drained
-from warplens.capture.request import rank_of
 from warplens.capture.stopped import last_places
 
 if TYPE_CHECKING:
-    from warplens.capture.launches import LaunchRecorder, _Group, _Pending, _Room
+    from warplens.capture.launches import LaunchRecorder, _Group, _Room
+    from warplens.capture.timed import Pending
 
 
-def launch_entry(group: _Group, pending: _Pending, drained: Drained, *, cold_l2: bool) -> dict[str, Any]:
+def launch_entry(group: _Group, pending: Pending, drained: Drained, *, rank: int, cold_l2: bool) -> dict[str, Any]:
     """The manifest's entry of a launch, but for `records`."""
     grids = np.unique(drained.chunks[drained.chunks[:, layout.WORD_META] != 0, layout.WORD_GRID])
     options = group.options
@@ -34,7 +33,7 @@ def launch_entry(group: _Group, pending: _Pending, drained: Drained, *, cold_l2:
         "shared_bytes": options.shared_bytes,
         "stream": pending.stream,
         "device": group.kernel._device,
-        "rank": rank_of(dict(os.environ)) or 0,
+        "rank": rank,
         "replay": 0,
         "grid_id": int(grids[0]) if len(grids) == 1 else None,
         "lost_events": drained.lost_events,
@@ -62,7 +61,7 @@ def save_unfinished(recorder: LaunchRecorder, why: str) -> tuple[bool, str]:
     return False, ""
 
 
-def _save(recorder: LaunchRecorder, room: _Room, own: tuple[_Group, _Pending], why: str) -> tuple[bool, str]:
+def _save(recorder: LaunchRecorder, room: _Room, own: tuple[_Group, Pending], why: str) -> tuple[bool, str]:
     group, pending = own
     after_s = time.monotonic() - pending.at_s
     stopped: dict[str, Any] = {"why": why, "after_s": round(after_s, 6), "last": []}
@@ -80,13 +79,13 @@ def _save(recorder: LaunchRecorder, room: _Room, own: tuple[_Group, _Pending], w
     clock = recorder._clocks.get(group.kernel._device)
     if clock is not None:
         stopped["globaltimer_ns"] = clock[0] + round((time.monotonic() - clock[1]) * 1e9)
-    entry = launch_entry(group, pending, drained, cold_l2=recorder.request.cold_l2)
+    entry = launch_entry(group, pending, drained, rank=recorder._rank, cold_l2=recorder.request.cold_l2)
     manifest = {**recorder.manifest(), "stopped": stopped, "sources": recorder._sources}
     recorder.keep.add_stopped(manifest, entry, group.entry, drained)
     return True, ""
 
 
-def _is_under_way(pending: _Pending) -> bool:
+def _is_under_way(pending: Pending) -> bool:
     native = driver.bindings()
     try:
         return bool(native.cuEventQuery(pending.stop)[0] == native.CUresult.CUDA_ERROR_NOT_READY)

@@ -62,7 +62,7 @@ def instrument(
     """
     from warplens.instrument import Selection
     from warplens.instrument import instrument as run
-    from warplens.trace.whole import whole_file
+    from warplens.whole import whole_file
 
     try:
         re.compile(kernel or "")

@@ -24,7 +24,7 @@ from warplens.cli.budget import BUDGET_HELP, COUNTS_HELP, check_pair, read_count
 from warplens.cli.exits import FINE, LOSSES, MISSING
 from warplens.cli.output import finish, number_list, quoted
 from warplens.errors import FileError, UsageError
-from warplens.instrument.sites import LEVELS
+from warplens.instrument.selection import LEVELS
 from warplens.render.escape import visible
 
 if TYPE_CHECKING:
@@ -98,10 +98,9 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
     """
     from warplens.capture.child import command_line, run
     from warplens.capture.notes import read_notes, recorded_files
-    from warplens.capture.nvtx import build
     from warplens.capture.request import Request, below_record, rank_of, to_text
     from warplens.cli.watching import watch
-    from warplens.trace.whole import place_for_file
+    from warplens.whole import place_for_file
 
     check_pair(options["budget"], options["counts"])
     request = Request.of(options)
@@ -127,8 +126,7 @@ def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], 
         host = platform.node() if request.host else None
         text = to_text(request, str(folder), host=host, command=command if request.command else None)
         watched = watch(folder, request.signal, on_terminal=sys.stderr.isatty())
-        more = build(folder) if request.nvtx_include else {}
-        ending = _ended(command, run(command, text, request.timeout_s, watched, more))
+        ending = _ended(command, run(command, text, request.timeout_s, watched, _more(request, folder)))
         notes, files = read_notes(folder), recorded_files(folder)
         if not folder.is_dir():
             click.echo(
@@ -161,6 +159,15 @@ def _keep(folder: Path, output: str | None, ranked: bool, force: bool, notes: li
         return code or (LOSSES if recorded_files(folder) else MISSING)
     finish(list(found.files), f"warplens summary {quoted(next(iter(found.files)))}", err=True)
     return LOSSES if code == 0 and lost else code
+
+
+def _more(request: Request, folder: Path) -> dict[str, str]:
+    """Variables that the program gets beside the one that asks for records."""
+    if not request.nvtx_include:
+        return {}
+    from warplens.capture.nvtx import build
+
+    return build(folder)
 
 
 def _ended(command: list[str], ending: Ending) -> Ending:

@@ -14,7 +14,6 @@ from typing import Final
 from warplens.instrument.flow import Flow, Instruction
 from warplens.instrument.waits import Instant, is_idle
 
-ALSO: Final = ("loads", "stores", "atomics", "loops", "lines")
 _LOAD: Final = re.compile(r"ldu?\.(?:\S+\.)?global\S*\.[busf](32|64)\Z")
 _STORE: Final = re.compile(r"st(?:\.\w+)*\.global|cp\.reduce|multimem\.st")
 _ATOMIC: Final = re.compile(r"(?:atom|red)\.(?!(?:\S*\.)?shared)|multimem\.(?:red|ld_reduce)")

@@ -7,26 +7,23 @@ only where a warp's lanes are together.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from warplens import layout
-from warplens.errors import PtxError, UsageError
-from warplens.instrument.asked import ALSO, Landing, instants, landings, lines
+from warplens.errors import PtxError
+from warplens.instrument.asked import Landing, instants, landings, lines
 from warplens.instrument.flow import Flow
 from warplens.instrument.hoist import Hoister
 from warplens.instrument.read import file_name
 from warplens.instrument.scopes import Scopes
+from warplens.instrument.selection import Selection
 from warplens.instrument.source import SourceMark, moved, source_marks
-from warplens.instrument.thin import Budget, Origin, Thinner
+from warplens.instrument.thin import Origin, Thinner
 from warplens.instrument.waits import Waits, is_idle, notable
 from warplens.layout import Control, Verb
 
-LEVELS: Final = ("off", "coarse", "waits", "all")
-"""With "off" there are the marks that stand in the source alone, which all levels have."""
-KINDS: Final = ("phase", "wait", "arrive", "mark")
 MOST_IDLE: Final = 8
 """Instructions of a phase between two waits that is not told apart: the first wait is shown longer by them."""
 _VERBS: Final = {"phase": Verb.PHASE, "wait": Verb.WAIT, "arrive": Verb.ARRIVE, "mark": Verb.MARK}
@@ -72,39 +69,6 @@ class Plan:
     origins: list[Origin] = field(default_factory=list)
     looped: frozenset[Origin] = frozenset()
     moves: dict[int, Mark] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What is marked. `level`: one of LEVELS. `sites`: regular expression that a site's name must hold. `kinds`: None
-    for all of them. `also`: some of ALSO, which no level has. `budget`: how many events that may make, None for as
-    many as there are.
-
-    Raises UsageError for what cannot be meant.
-    """
-
-    level: str = "waits"
-    sites: str | None = None
-    kinds: tuple[str, ...] | None = None
-    also: tuple[str, ...] = ()
-    budget: Budget | None = None
-
-    def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise UsageError(f"level {self.level!r}: expected one of {', '.join(LEVELS)}")
-        if unknown := sorted(set(self.also) - set(ALSO)):
-            raise UsageError(f"also {unknown[0]!r}: expected some of {', '.join(ALSO)}")
-        odd = set(self.kinds or ()) - set(KINDS)
-        if odd:
-            raise UsageError(f"kind {sorted(odd)[0]!r}: expected some of {', '.join(KINDS)}")
-        try:
-            re.compile(self.sites or "")
-        except re.error as error:
-            raise UsageError(f"{self.sites!r} is no regular expression: {error}") from error
-
-    def takes(self, name: str, kind: str) -> bool:
-        """Whether a site of this name and kind is marked."""
-        return (self.kinds is None or kind in self.kinds) and re.search(self.sites or "", name) is not None
 
 
 class Planner:

@@ -6,6 +6,7 @@ In: source and launch arguments. Out: `Trace`. Joins two stages that do not know
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from warplens.capture.arguments import Arguments
@@ -19,6 +20,8 @@ from warplens.kernel.recording import current
 from warplens.trace import Trace
 
 _OF_LAUNCH = frozenset({"shared_bytes", "cluster", "cooperative", "stream"})
+_OFTEN = frozenset({"shared_bytes", "stream"})
+_USUAL = RecordOptions()
 
 
 class Kernel(CudaKernel):
@@ -47,21 +50,32 @@ class Kernel(CudaKernel):
         build. grid, block, args: as `capture` takes them; numpy arrays are copied back, which waits for the kernel.
         options: `shared_bytes`, `cluster`, `cooperative`, `stream`. Raises UsageError, DeviceError.
         """
-        unknown = sorted(set(options) - _OF_LAUNCH)
-        if unknown:
-            raise UsageError(f"unknown option {unknown[0]!r} of launch(): expected one of {', '.join(_OF_LAUNCH)}")
-        wanted = RecordOptions.of(options)
-        shape = (dim3(grid, "grid"), dim3(block, "block"))
+        wanted = _wanted(options) if options else _USUAL
+        shape = dim3(grid, "grid"), dim3(block, "block")
         plain = self.plain_build()
         parameters = Arguments(args, plain.function.parameter_sizes())
         recorder = current()
         if recorder is not None:
             recorder.launch(self, shape, wanted, parameters)
         else:
-            plain.function.allow_shared_bytes(wanted.shared_bytes)
-            stream, more = stream_handle(wanted.stream), (wanted.cluster, wanted.cooperative)
-            plain.function.launch(*shape, parameters.table, wanted.shared_bytes, stream, *more)
+            plain.launch(shape, wanted, parameters)
         parameters.copy_back()
 
     def _where(self, recording: Recording) -> tuple[str, ...]:
         return tuple(where_lines(check(recording.manifest), recording.records))
+
+
+def _wanted(options: dict[str, Any]) -> RecordOptions:
+    """Options of a launch, checked once for those that have the same stream and ask for nothing unusual."""
+    unknown = sorted(set(options) - _OF_LAUNCH)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r} of launch(): expected one of {', '.join(_OF_LAUNCH)}")
+    stream, shared_bytes = stream_handle(options.get("stream")), options.get("shared_bytes", 0)
+    if type(shared_bytes) is int and options.keys() <= _OFTEN:
+        return _of_stream(stream, shared_bytes)
+    return RecordOptions.of({**options, "stream": stream})
+
+
+@lru_cache(maxsize=64)
+def _of_stream(stream: int, shared_bytes: int) -> RecordOptions:
+    return RecordOptions(stream=stream, shared_bytes=shared_bytes)

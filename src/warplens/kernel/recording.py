@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -31,7 +32,7 @@ from warplens.trace import Trace
 from warplens.trace import open as open_trace
 from warplens.trace.file import write_file
 from warplens.trace.part import PartWriter
-from warplens.trace.whole import place_for_file, whole_file
+from warplens.whole import place_for_file, whole_file
 
 
 class _Parts:
@@ -41,11 +42,13 @@ class _Parts:
         self.part = part
         self.failed: str | None = None
 
-    def add(self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained) -> None:
+    def add(
+        self, manifest: Callable[[], dict[str, Any]], launch: dict[str, Any], kernel: dict[str, Any], drained: Drained
+    ) -> None:
         if self.failed is not None:
             return
         try:
-            self.part.add(manifest, launch, kernel, drained.chunks)
+            self.part.add(manifest() if self.part.is_empty else {}, launch, kernel, drained.chunks)
         except FileError as error:
             self.failed = str(error)
             tell(f"this process ({os.getpid()}) is not recorded further: {error}")

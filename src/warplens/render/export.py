@@ -20,7 +20,7 @@ from warplens.render.facts import mapping
 from warplens.render.places import sites_at_marks
 from warplens.render.selection import Chosen, Selection, choose
 from warplens.trace.tables import TABLES
-from warplens.trace.whole import whole_file, whole_folder
+from warplens.whole import whole_file, whole_folder
 
 if TYPE_CHECKING:
     from warplens.trace import Trace

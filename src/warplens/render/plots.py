@@ -16,7 +16,7 @@ from warplens.errors import UsageError
 from warplens.render.escape import visible
 from warplens.render.facts import mapping
 from warplens.render.pick import shape
-from warplens.trace.whole import whole_file
+from warplens.whole import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,7 +22,7 @@ from warplens.errors import UsageError
 from warplens.render.escape import visible
 from warplens.render.page_data import MAX_SPANS, page_data
 from warplens.render.selection import Selection
-from warplens.trace.whole import whole_file
+from warplens.whole import whole_file
 
 if TYPE_CHECKING:
     from warplens.trace import Trace

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from warplens.errors import FileError, FormatError
 from warplens.trace.file import read_file, write_file
-from warplens.trace.whole import place_for_file, whole_file
+from warplens.whole import place_for_file, whole_file
 
 _PART: Final = re.compile(r"(\d+)(-\d+)?\.wlens(\.part)?")
 

@@ -28,7 +28,7 @@ from warplens.decode.manifest import check
 from warplens.errors import FileError, FormatError, VersionError
 from warplens.trace.part import MAX_SOURCES_BYTES, assemble, choose_sources
 from warplens.trace.recover import recover_members
-from warplens.trace.whole import whole_file
+from warplens.whole import whole_file
 
 U32 = npt.NDArray[np.uint32]
 T = TypeVar("T")

@@ -99,10 +99,15 @@ class PartWriter:
     def _part(folder: Path, stem: str, taken: int) -> Path:
         return folder / f"{_numbered(stem, taken)}.wlens.part"
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no whole launch yet: the first one comes with the manifest."""
+        return not self._launches
+
     def add(
         self, manifest: dict[str, Any], launch: dict[str, Any], kernel: dict[str, Any], chunks: npt.NDArray[np.uint32]
     ) -> None:
-        """One launch, with its records of shape (n, 32). Any thread may add one."""
+        """One launch, with its records of shape (n, 32). Any thread may add one. `manifest`: of the first one."""
         with self._adding:
             self._tail = False
             number = len(self._launches)

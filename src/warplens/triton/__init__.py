@@ -17,8 +17,8 @@ from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture, TritonWarning
 from warplens.errors import FileError, SitesError
 from warplens.instrument import Selection
-from warplens.trace.whole import place_for_file
 from warplens.triton.marks import mark, phase, range
+from warplens.whole import place_for_file
 
 if TYPE_CHECKING:
     from warplens.trace import Trace

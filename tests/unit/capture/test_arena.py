@@ -184,3 +184,45 @@ def test_a_chunk_that_is_written_over_while_it_is_looked_at_is_left_out() -> Non
     words = np.array([chunk(0), chunk(10), chunk(20), [0] * 32], np.uint32).view(Overtaken)
     Overtaken.turns = 0
     assert arena.whole_chunks(words)[:, layout.WORD_SEQUENCE].tolist() == [0, 20]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(("pool", "newest"), [(True, False), (False, False), (True, True)])
+def test_behind_a_drain_the_arena_is_as_at_the_begin_though_only_what_was_taken_is_cleared(
+    mapped: bool, pool: bool, newest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Arena(1 << 20, mapped=mapped, newest=newest, sm_count=2, pool=pool)
+    memory = FakeMemory.allocated
+    begun = [part.bytes.copy() for part in memory]
+    cursors = own.address + layout.CONTROL_CURSORS
+    if newest:
+        states = FakeMemory.at(own.address + layout.CONTROL_STATES, 3 * 4).view("<u4")
+        states[:] = layout.STATE_OPEN
+        FakeMemory.at(own.chunks_address, 3 * layout.CHUNK_BYTES)[:] = 7
+    else:
+        for cursor in (0, 3):  # two chunks of each, so that those between are not written
+            FakeMemory.at(cursors + cursor * layout.CURSOR_STRIDE, 4).view("<u4")[0] = cursor + 2 * layout.CURSOR_COUNT
+            for turn in range(2):
+                at = own.chunks_address + (cursor + turn * layout.CURSOR_COUNT) * layout.CHUNK_BYTES
+                FakeMemory.at(at, layout.CHUNK_BYTES)[:] = 7
+        if pool:
+            FakeMemory.at(own.address + layout.CONTROL_POOL_CURSOR, 4).view("<u4")[0] += 5
+            behind = own.chunks_address + own.shared_chunks * layout.CHUNK_BYTES
+            FakeMemory.at(behind, 5 * layout.CHUNK_BYTES)[:] = 7
+    if mapped:
+        FakeMemory.at(own.chunks_address + own.chunks * layout.CHUNK_BYTES, layout.LAST_BYTES)[:] = 7
+    cleared: list[int] = []
+    plain = driver.call
+
+    def call(name: str, *arguments: Any, doing: str = "") -> Any:
+        cleared.extend(arguments[2:3] if name == "cuMemsetD8Async" else ())
+        return plain(name, *arguments, doing=doing)
+
+    monkeypatch.setattr(driver, "call", call)
+    drained = own.drain(0)
+    assert len(drained.chunks) == (3 if newest else 9 if pool else 4)
+    own.clear_drained(drained, 0)
+    for part, before in zip(memory, begun, strict=True):
+        assert np.array_equal(part.bytes, before)
+    if not (newest or mapped):
+        assert sum(cleared) == (2 * layout.CURSOR_COUNT + 5 * pool) * layout.CHUNK_BYTES

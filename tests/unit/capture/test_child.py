@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from warplens.capture.child import command_line, environment, run
+from warplens.capture.child import Watch, command_line, environment, run
 from warplens.capture.request import Request, to_text
 from warplens.errors import UsageError
 
@@ -42,6 +42,15 @@ def test_a_program_that_is_not_there_is_a_usage_error() -> None:
 def test_a_program_that_does_not_end_is_stopped() -> None:
     ending = run(["sleep", "30"], "", timeout_s=0.2)
     assert (ending.code, ending.why) == (124, "it was stopped after 0.2 s (--timeout)")
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone tells that a process has ended")
+def test_the_end_of_a_program_with_a_time_out_is_told_and_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Popen.wait sleeps up to 50 ms between two questions."""
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"slept {seconds} s"))
+    seen: list[float] = []
+    assert run(["sh", "-c", "sleep 0.1; exit 3"], "", timeout_s=30, watch=Watch(tick=seen.append)).code == 3
+    assert seen == []
 
 
 def python(tmp_path: Path, code: str, *path: str) -> subprocess.CompletedProcess[str]:

@@ -13,10 +13,14 @@ import pytest
 
 from warplens.capture import driver, launches
 from warplens.capture.arena import Drained
+from warplens.capture.arguments import Arguments
+from warplens.capture.builds import Build
 from warplens.capture.halt import Halt
 from warplens.capture.launches import LaunchRecorder, asked_in_process
+from warplens.capture.library import Function
 from warplens.capture.options import RecordOptions
 from warplens.capture.request import Asked, Request
+from warplens.capture.timed import Pending
 from warplens.errors import DeviceError
 
 SHAPE = ((1, 1, 1), (32, 1, 1))
@@ -27,10 +31,14 @@ BESIDE = {"launches of warplens.Kernel while another thread made one that is rec
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Builds that were launched."""
     out: list[Any] = []
-    monkeypatch.setattr(launches, "_launch", lambda build, *_: out.append(build))
-    monkeypatch.setattr(launches, "_timed", lambda build, *_: out.append(build))
+
+    def launch_timed(build: Any, _shape: Any, options: Any, *_: Any, by_time: bool = True) -> Pending:
+        out.append(build)
+        return Pending(0, 0, options.stream, by_time)
+
+    monkeypatch.setattr(launches, "launch_timed", launch_timed)
     monkeypatch.setattr(driver, "call", lambda *_, **__: 0)
-    monkeypatch.setattr(launches, "_wait_for", lambda _: None)
+    monkeypatch.setattr(launches, "wait_for", lambda _: None)
     return out
 
 
@@ -48,8 +56,10 @@ def launch(own: LaunchRecorder, kernel: Any) -> None:
 
 
 def test_a_launch_beside_another_threads_is_made_without_marks_and_counted(made: list[Any]) -> None:
-    kernel: Any = SimpleNamespace(name="k", plain_build=lambda: "plain", _device=0)
-    arena: Any = SimpleNamespace(clear=lambda _: None)
+    kernel: Any = SimpleNamespace(
+        name="k", plain_build=lambda: SimpleNamespace(launch=lambda *_: made.append("plain")), _device=0
+    )
+    arena: Any = Arena()
     traced, options = "traced", SimpleNamespace(stream=0)
     room = launches._Room(arena)
     group = launches._Group(kernel, SHAPE, options, room, traced, None, {}, 0)  # type: ignore[arg-type]
@@ -86,7 +96,9 @@ class Arena:
 
 
 BUILD: Any = SimpleNamespace(
-    function=SimpleNamespace(allow_shared_bytes=lambda _: None), library=SimpleNamespace(symbol=lambda _: 1)
+    launch=lambda *_: None,
+    function=SimpleNamespace(allow_shared_bytes=lambda _: None),
+    library=SimpleNamespace(symbol=lambda _: 1),
 )
 
 
@@ -107,9 +119,8 @@ def kernel_of(name: str) -> Any:
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "made", 0)
     monkeypatch.setattr(launches, "Arena", Arena)
-    monkeypatch.setattr(launches, "_launch", lambda *_: None)
-    monkeypatch.setattr(launches, "_timed", lambda *_: launches._Pending(0, 0, 0, timed=False))
-    monkeypatch.setattr(launches, "_wait_for", lambda _: None)
+    monkeypatch.setattr(launches, "launch_timed", lambda *_, **__: Pending(0, 0, 0, timed=False))
+    monkeypatch.setattr(launches, "wait_for", lambda _: None)
     monkeypatch.setattr(driver, "call", lambda *_, **__: 0)
     monkeypatch.setattr(driver, "attribute", lambda *_: 132)
     monkeypatch.setattr(driver, "copy_to_device", lambda *_: None)
@@ -163,7 +174,7 @@ def test_what_cannot_be_read_is_told_and_the_next_launch_is_recorded(error: Exce
 @pytest.mark.usefixtures("no_driver")
 def test_a_launch_that_hangs_does_not_hold_up_the_programs_end(monkeypatch: pytest.MonkeyPatch) -> None:
     forever = threading.Event()
-    monkeypatch.setattr(launches, "_wait_for", lambda _: forever.wait(20))
+    monkeypatch.setattr(launches, "wait_for", lambda _: forever.wait(20))
     keep: Any = SimpleNamespace(add=lambda *_: None)
     own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
     own.launch(kernel_of("k"), SHAPE, RecordOptions(), GIVEN)
@@ -180,7 +191,7 @@ def test_the_launch_that_hangs_is_handed_on_as_far_as_it_got(monkeypatch: pytest
     ended = threading.Event()
     chunks = np.ones((2, 32), np.uint32)
     given: list[tuple[dict[str, Any], dict[str, Any], Drained]] = []
-    monkeypatch.setattr(launches, "_wait_for", lambda _: ended.wait(20))
+    monkeypatch.setattr(launches, "wait_for", lambda _: ended.wait(20))
     monkeypatch.setattr(launches, "Pinned", lambda: "pinned")
     monkeypatch.setattr(Arena, "mapped", False, raising=False)
     monkeypatch.setattr(Arena, "peek", lambda _, pinned: Drained(chunks, 5, len(pinned)), raising=False)
@@ -226,7 +237,7 @@ def test_a_launch_that_has_ended_is_none_that_hangs_though_it_is_not_read_yet(
         assert reads.wait(20)
         return nothing
 
-    monkeypatch.setattr(launches, "_wait_for", lambda _: ended.wait(20))
+    monkeypatch.setattr(launches, "wait_for", lambda _: ended.wait(20))
     monkeypatch.setattr(launches, "Pinned", lambda: "pinned")
     for name, stand_in in (("mapped", False), ("drain", drain), ("peek", peek)):
         monkeypatch.setattr(Arena, name, stand_in, raising=False)
@@ -240,3 +251,111 @@ def test_a_launch_that_has_ended_is_none_that_hangs_though_it_is_not_read_yet(
     goes_on.set()
     own.finish()
     assert given == []
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_a_launch_that_is_recorded_is_made_in_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of one shape share a group, and each may be in another stream."""
+    monkeypatch.setattr(
+        launches, "launch_timed", lambda _, __, options, *___, **____: Pending(0, 0, options.stream, timed=False)
+    )
+    kept: list[int] = []
+    keep: Any = SimpleNamespace(add=lambda _, launch, *__: kept.append(launch["stream"]))
+    own, kernel = LaunchRecorder(asked_in_process(Request(rounds=0)), keep), kernel_of("k")
+    for stream in (1, 2, 1):
+        own.launch(kernel, SHAPE, RecordOptions(stream=stream), GIVEN)
+    assert len(own.finish()["kernels"]) == 1
+    assert kept == [1, 2, 1]
+
+
+@pytest.mark.parametrize(("rounds", "timed"), [(0, [False] * 5), (2, [True, True, False, False, False])])
+@pytest.mark.usefixtures("no_driver")
+def test_the_first_rounds_of_recorded_launches_alone_are_timed(
+    rounds: int, timed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def launch_timed(*_: Any, by_time: bool = True) -> Pending:
+        asked.append(by_time)
+        return Pending(0, 0, 0, timed=False)
+
+    monkeypatch.setattr(launches, "launch_timed", launch_timed)
+    keep: Any = SimpleNamespace(add=lambda *_: None)
+    own = LaunchRecorder(asked_in_process(Request(rounds=rounds)), keep)
+    kernel = kernel_of("k")
+    for _ in range(5):
+        own.launch(kernel, SHAPE, RecordOptions(), GIVEN)
+    own.finish()
+    assert asked == timed
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_memory_is_cleared_behind_a_launch_and_in_front_of_one_alone_where_that_failed() -> None:
+    fails = [False, True, False, False]
+
+    def add(*_: Any) -> None:
+        if fails.pop(0):
+            raise DeviceError("it fell off the bus")
+
+    keep: Any = SimpleNamespace(add=add)
+    own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
+    for _ in range(5):
+        own.launch(kernel_of("k"), SHAPE, RecordOptions(), GIVEN)
+    room = own._rooms[0]
+    own.finish()
+    arena: Any = room.arena
+    made = [name for name in arena.asked if "clear" in name or name == "drain"]
+    assert made == ["clear", *["drain", "clear_drained"] * 4]
+
+
+class Native:
+    """The bindings, which count what they are asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NOT_READY=600, CUDA_ERROR_INVALID_VALUE=1)
+        self.CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES=1)
+        self.CUlaunchConfig = SimpleNamespace
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*arguments: Any) -> tuple[int, ...]:
+            self.asked.append(name)
+            if name == "cuFuncGetParamInfo":
+                return (1,) if arguments[1] > 0 else (0, 0, 8)
+            return 0, 0
+
+        return ask
+
+
+def test_a_launch_asks_the_driver_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one prepares the others. To record one takes three calls more; clocks, copies and files come behind."""
+    native = Native()
+    monkeypatch.setattr(driver, "bindings", lambda: native)
+    monkeypatch.setattr(LaunchRecorder, "_calibrate", lambda *_: None)
+    monkeypatch.setattr(LaunchRecorder, "_have_read", lambda *_: None)
+    monkeypatch.setattr(launches, "Arena", Arena)
+    monkeypatch.setattr(driver, "attribute", lambda *_: 132)
+    monkeypatch.setattr(driver, "copy_to_device", lambda *_: None)
+    build = Build(SimpleNamespace(symbol=lambda _: 1), Function(7, "k"), None, ())  # type: ignore[arg-type]
+    kernel = kernel_of("k")
+    kernel.plain_build, kernel.traced_build = lambda: build, lambda *_: (build, {})
+
+    def calls_of(launch: Any) -> list[str]:
+        launch()
+        native.asked.clear()
+        launch()
+        return native.asked.copy()
+
+    given = Arguments([np.uint64(5)], build.function.parameter_sizes())
+    assert calls_of(lambda: build.launch(SHAPE, RecordOptions(), given)) == ["cuLaunchKernelEx"]
+    for pattern, more in (("^nothing$", []), ("k", ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuEventRecord"])):
+        keep: Any = SimpleNamespace(add=lambda *_: None)
+        own = LaunchRecorder(asked_in_process(Request(kernels=pattern, rounds=0)), keep)
+
+        def launch(own: LaunchRecorder = own) -> None:
+            own.launch(kernel, SHAPE, RecordOptions(), given)
+            for room in own._rooms.values():
+                room.cleared = True  # as the reader has it
+
+        own._spare[0] = [(1, 2), (3, 4)]  # as behind launches that were read
+        assert sorted(calls_of(launch)) == sorted(["cuLaunchKernelEx", *more])

@@ -10,9 +10,11 @@ import pytest
 
 from warplens.capture import driver, launches
 from warplens.capture.arguments import Arguments
-from warplens.capture.launches import LaunchRecorder, _Pending, asked_in_process
+from warplens.capture.launches import LaunchRecorder, asked_in_process
+from warplens.capture.options import RecordOptions
 from warplens.capture.replay import Saved
 from warplens.capture.request import Request
+from warplens.capture.timed import Pending
 from warplens.errors import DeviceError, UsageError
 
 HERE, THERE, HOST = 0x1000_0000, 0x2000_0000, 0x3000_0000
@@ -101,11 +103,11 @@ def test_a_replay_goes_on_until_it_has_its_times(
 ) -> None:
     order: list[str] = []
 
-    def timed(build: str, *_: Any) -> _Pending:
+    def timed(build: str, *_: Any) -> Pending:
         order.append(build)
-        return _Pending(0, 0, 0, timed=len(order) - 1 not in idle)
+        return Pending(0, 0, 0, timed=len(order) - 1 not in idle)
 
-    monkeypatch.setattr(launches, "_timed", timed)
+    monkeypatch.setattr(launches, "launch_timed", timed)
     monkeypatch.setattr(driver, "attribute", lambda *_: 1000)
     recorder = LaunchRecorder(asked_in_process(Request(rounds=3, replay=True)), SimpleNamespace(add=None))
     arena = SimpleNamespace(
@@ -121,7 +123,7 @@ def test_a_replay_goes_on_until_it_has_its_times(
         entry={"clean_ns": [], "traced_ns": []},
         replayed=False,
     )
-    recorder._replay(group, 0, given(np.uint64(HERE)))
+    recorder._replay(group, RecordOptions(), given(np.uint64(HERE)), [])
     assert group.replayed
     assert len(order) == launched
     assert (len(group.entry["clean_ns"]), len(group.entry["traced_ns"])) == (clean, traced)

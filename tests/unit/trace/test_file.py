@@ -25,7 +25,7 @@ from warplens.errors import FileError, FormatError, VersionError
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
 from warplens.trace.file import FREE_EXPANSION_BYTES, read_file, write_file
-from warplens.trace.whole import whole_file
+from warplens.whole import whole_file
 
 MEMBER = "records/000000.u32"
 

@@ -5,6 +5,7 @@
 #ifndef WARPLENS_DETAIL_HOST_HALT_HPP
 #define WARPLENS_DETAIL_HOST_HALT_HPP
 
+#include <semaphore.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,22 +13,30 @@
 #include <chrono>
 #include <cstdio>
 #include <string>
+#include <thread>
 
 namespace warplens {
 namespace detail {
 namespace host {
 
+// As HEARD_S and ANSWER_S in capture/halt.py: for a signal to be heard, and for what is done then.
+constexpr auto kLongestUnheard = std::chrono::seconds(5);
+constexpr auto kLongestAnswer = std::chrono::seconds(30);
+
 // The last signal that came, of the process that looks for it. `heard`: that is being done. Where the thread that looks
-// waits within the driver, which a copy behind a hung kernel keeps to itself, nobody hears it, and the second one that
-// comes ends the process.
+// waits within the driver, which a copy behind a hung kernel keeps to itself, nobody hears it: another thread, which
+// makes no call to the driver and sleeps until a signal comes, then ends the process; so does the second signal, at
+// once.
 struct Signals {
   std::atomic<int> came{0};
   std::atomic<bool> heard{false};
   std::atomic<pid_t> owner{0};
+  sem_t arrived;
   static Signals& own() {
     static Signals* signals = new Signals;
     return *signals;
   }
+  Signals() { sem_init(&arrived, 0, 0); }
   static void restore(int number) {
     struct sigaction usual = {};
     usual.sa_handler = SIG_DFL;
@@ -36,9 +45,30 @@ struct Signals {
   // In a child of fork, and before and behind the watching, it does what it did without.
   static void handle(int number) {
     Signals& signals = own();
-    if (signals.owner == getpid() && (signals.came.exchange(number) == 0 || signals.heard)) return;
+    if (signals.owner == getpid() && (signals.came.exchange(number) == 0 || signals.heard)) {
+      sem_post(&signals.arrived);
+      return;
+    }
     restore(number);
     raise(number);
+  }
+  static void give_back(int number) {
+    restore(number);
+    kill(getpid(), number);
+  }
+  // The thread that waits for signals which nobody answers.
+  void guard() {
+    while (true) {
+      while (sem_wait(&arrived) != 0) {
+      }
+      const auto begin = std::chrono::steady_clock::now();
+      const auto is_late = [&] {
+        return std::chrono::steady_clock::now() - begin > (heard ? kLongestAnswer : kLongestUnheard);
+      };
+      while (came != 0 && !is_late()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      const int number = came;
+      if (number != 0 && owner == getpid()) give_back(number);
+    }
   }
 };
 
@@ -55,6 +85,7 @@ class Halt {
     base_ = base;
     touch(base_ + ".watch", "");
     Signals::own().owner = getpid();
+    std::thread([] { Signals::own().guard(); }).detach();
     for (const int number : {SIGINT, SIGTERM}) {
       struct sigaction now = {}, ours = {};
       if (sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {
@@ -72,7 +103,7 @@ class Halt {
     Signals::own().owner = 0;
     unlink((base_ + ".watch").c_str());
     const int number = Signals::own().came.exchange(0);
-    if (number != 0) give_back(number);
+    if (number != 0) Signals::give_back(number);
   }
 
   // Whether something is asked that has not been answered. Looks for the file ten times a second at most.
@@ -105,7 +136,7 @@ class Halt {
     if (asked.signal != 0) {
       Signals::own().came = 0;
       Signals::own().heard = false;
-      return give_back(asked.signal);
+      return Signals::give_back(asked.signal);
     }
     answered_ = asked.number;
     say(asked.number, text);
@@ -115,10 +146,6 @@ class Halt {
   void say(const std::string& number, const std::string& text) const {
     touch(base_ + ".answer.new", number + "\n" + text + "\n");
     std::rename((base_ + ".answer.new").c_str(), (base_ + ".answer").c_str());
-  }
-  static void give_back(int number) {
-    Signals::restore(number);
-    kill(getpid(), number);
   }
   static void touch(const std::string& path, const std::string& text) {
     std::FILE* file = std::fopen(path.c_str(), "we");
