@@ -128,6 +128,8 @@ def test_directives_of_the_kernel_stay(some: dict[str, str]) -> None:
         ("", "no PTX module"),
         ("int main() {}", "no PTX module"),
         ("\x7fELF\x02\x01\x01\0\0", "machine code"),
+        ("!<arch>\n", "machine code"),
+        ("\x50\xed\x55\xba\x01\0", "machine code"),
         (SMALL + "\0", "bytes of 0"),
         (SMALL.replace("sm_90", "sm_70"), "sm_80 or newer"),
         (SMALL.replace(".visible .entry", ".visible .func"), "no kernel"),
@@ -170,6 +172,13 @@ def test_tensor_memory_that_was_used_before_is_waited_for_no_more(between: str, 
     assert any("tensor memory" in name for name in names(found)) == (not over)
     why = "1 waits for tensor memory not marked: the loaded values are used before"
     assert found.kernels[0].left_out == ([why] if over else [])
+
+
+def test_an_instruction_of_the_future_passes_through_and_nothing_is_claimed_of_it() -> None:
+    future = "@%p1 future.wait::all.v9.b128 {%r2, %r3}, [%r1 + 0x10], !%p2, 0f3F800000;"
+    found = marked(f"bar.sync 0;\n\t{future}\n\tst.global.u32 [%r1], %r3;")
+    assert found.text.count(future) == 1
+    assert [name.partition(" ")[2] for name in names(found)] == ["", "wait barrier 0", "store"]
 
 
 def test_a_kernel_with_no_wait_has_its_begin_and_end() -> None:
