@@ -160,6 +160,24 @@ def test_lines_that_marks_bring_change_no_machine_code(tmp_path: Path) -> None:
         assert text_section(with_lines, kernel.name) == text_section(plain, kernel.name)
 
 
+@pytest.mark.parametrize("name", ["nvrtc_sm_90a", "triton_3.9.0_hopper_90"])
+def test_without_lines_of_its_source_a_kernel_audits_as_with_them(name: str, tmp_path: Path) -> None:
+    """In functions that were inlined too, of one file and of two."""
+    text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
+    bare = re.sub(r"(?s)\n\s*\.section\s.*", "\n", re.sub(r"(?m)^\s*\.(?:loc|file)\s.*\n", "", text))
+    both = [instrument(own) for own in (text, bare)]
+    cubins = [assembled(own.text, tmp_path, "marked").cubin for own in both]
+    for kernels in zip(*(own.kernels for own in both), strict=True):
+        assert text_section(cubins[0], kernels[0].name) == text_section(cubins[1], kernels[0].name)
+        audits = []
+        for cubin, kernel in zip(cubins, kernels, strict=True):
+            assert kernel.site_set is not None
+            marks, _ = audited_build((cubin, kernel.name), None, kernel.site_set["sites"])
+            keys = ("address", "verb", "site", "outstanding_loads", "severity")
+            audits.append([tuple(mark[key] for key in keys) for mark in marks])
+        assert audits[0] == audits[1]
+
+
 def test_odd_spacing_and_comments_in_odd_places_change_no_machine_code(tmp_path: Path) -> None:
     text = gzip.decompress((FOLDER / "nvcc_sm_90a.ptx.gz").read_bytes()).decode()
     text = re.sub(r"//.*", "", text)

@@ -69,6 +69,20 @@ def test_loads_that_marks_part_are_told_by_their_lines_in_the_ptx() -> None:
     )
 
 
+def test_loads_that_were_parted_and_stand_several_times_now_are_not_counted_as_fewer() -> None:
+    first, second, use = ("LDG.E R2, desc[UR4][R4.64]", "LDG.E R3, desc[UR4][R6.64]", "FADD R8, R2, R3")
+    clean = [Ins(first, write=0, ptx_line=12), Ins(second, write=1, ptx_line=13), Ins(use, wait=[0, 1], ptx_line=14)]
+    thrice = [Ins(first, write=own, **kernels(12, 9)) for own in (0, 2, 3)]
+    marked = [
+        clock(1, Verb.PHASE),
+        *thrice,
+        clock(3, Verb.PHASE, wait=[0, 2, 3]),
+        Ins(second, write=1, **kernels(13, 9)),
+    ]
+    _, other = rows(*marked, Ins(use, wait=[1], **kernels(14, 9)), EXIT, clean=[*clean, Ins("EXIT", ptx_line=20)])
+    assert "lines 12 and 13, some that are under way together in the clean build are not here" in other["finding"]
+
+
 def inlined(line: int, file: str, caller: str) -> Ins:
     places = ((file, line), (caller, 124))
     return Ins("SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R17+URZ], R16", write=1, places=places)
