@@ -80,8 +80,18 @@ def audited(
     """Rows of the audit of a kernel, with the name of each row's site, and the facts about both builds."""
     sites = read_site_sets(compiled.cubin)[0]["sites"]
     other = None if clean is None else (clean[0].cubin, clean[0].names[clean[1]])
+    return audited_build((compiled.cubin, compiled.names[name]), other, sites, {filename: source})
+
+
+def audited_build(
+    traced: tuple[bytes, str],
+    clean: tuple[bytes, str] | None,
+    sites: list[dict[str, Any]],
+    sources: dict[str, str] | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The same of cubins and mangled names; nvdisasm reads each cubin once."""
     with patch.object(audited_builds, "_section", lambda cubin, name: pick_section(list(sections(cubin)), name)):
-        entry = audited_builds.audit_builds((compiled.cubin, compiled.names[name]), other, sites, {filename: source})
+        entry = audited_builds.audit_builds(traced, clean, sites, sources or {})
     assert entry["not_audited"] is None
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*entry["columns"].values(), strict=True)]
     return [row | {"name": "" if row["site"] is None else sites[row["site"]]["name"]} for row in rows], entry["facts"]

@@ -180,6 +180,8 @@ FIELD_SEPARATOR: Final = "\x1f"
 TAIL_SEPARATOR: Final = "\x1d"
 MARKS_FILE: Final = "warplens.ptx"
 """Where the line information of instrumented PTX has what marks are made of; the line is the code of the mark."""
+PTX_FILE: Final = "warplens.kernel.ptx"
+"""Where it has what the compiler wrote, if that named no lines; the line is by how many lines marks moved it down."""
 LOCAL_STATE_BYTES: Final = 24
 """Of a lane's local memory: the state of a recorder in PTX that has no registers for it."""
 

@@ -13,18 +13,55 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine_code import tool
+from tests.machine_code import audited_build, text_section, tool
 from warplens import layout
 from warplens.capture.audited import audit_builds, disassemble
-from warplens.capture.modules import read_site_sets, registers_and_frame
-from warplens.instrument import Instrumented, Mode, Selection, instrument
+from warplens.capture.modules import read_site_sets, registers_and_frame, shared_bytes
+from warplens.instrument import Instrumented, Mode, Selection, State, instrument
+from warplens.instrument.read import read
 from warplens.instrument.selection import ALSO
 
 pytestmark = pytest.mark.compile
 FOLDER = Path(__file__).parents[1] / "ptx"
 FULL = "triton_3.9.0_specialized_100"
 """It takes all 255 registers: there is room for marks only where their state is in shared memory."""
-CORPUS = [path for path in sorted(FOLDER.glob("*.ptx.gz")) if not path.name.startswith(FULL)]
+NAMES = sorted(path.name.partition(".ptx")[0] for path in FOLDER.glob("*.ptx.gz"))
+
+UNFOLLOWED = {"nvcc_sm_80": {"reduce", "pipelined", "after_flag", "calls"}}
+"""nvcc -G leaves calls of functions that have a section of their own: what those do is not looked at."""
+PARTED = {
+    **{
+        f"triton_{version}_layer_norm_{arch}": {"layer_norm"}
+        for version in ("3.6.0", "3.9.0")
+        for arch in (80, 90, 100)
+    },
+    "nvcc_sm_90a": {"guarded", "produced"},
+    "nvcc_sm_100a": {"guarded"},
+    "nvrtc_sm_90a": {"pipelined", "produced"},
+    "triton_3.9.0_marked_80": {"marked_matmul"},
+    "triton_3.9.0_matmul_80": {"matmul"},
+    "triton_3.9.0_attention_100": {"attention"},
+}
+"""Loads that the clean kernel has under way together stand on both sides of a mark, and none crosses a clock read."""
+FULL_MEMORY = """
+.version 8.7
+.target {target}
+.address_size 64
+.{space} .align 4 .b8 all[{most}];
+.visible .entry k(.param .u64 out)
+{{
+	.reg .b32 %r<9>;
+	.reg .b64 %rd1;
+	ld.param.u64 %rd1, [out];
+	mov.u32 %r1, %tid.x;
+	mov.u32 %r2, all;
+	add.u32 %r2, %r2, %r1;
+	bar.sync 0;
+	ld.{space}.u32 %r3, [%r2+4];
+	st.global.u32 [%rd1], %r3;
+	ret;
+}}
+"""
 
 
 @dataclass
@@ -65,20 +102,102 @@ def test_with_all_that_can_be_asked_for_it_assembles(name: str, tmp_path: Path) 
     assert len(read_site_sets(assembled(found.text, tmp_path, "asked").cubin)) == len(found.kernels)
 
 
-@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name.partition(".ptx")[0])
-def test_marked_at_waits_a_kernel_assembles_and_nothing_spills(path: Path, tmp_path: Path) -> None:
-    text = gzip.decompress(path.read_bytes()).decode()
-    found = instrument(text)
-    marked = assembled(found.text, tmp_path, "marked")
-    if spills(marked.cubin) or marked.warnings:
-        clean = assembled(text, tmp_path, "clean")
-        if spills(marked.cubin) > spills(clean.cubin):
-            found, marked = without_spills(text, clean, tmp_path)
-        assert spills(marked.cubin) <= spills(clean.cubin)
-        assert marked.warnings <= clean.warnings
+@pytest.mark.parametrize("name", NAMES)
+def test_marked_at_waits_a_kernel_assembles_nothing_spills_and_it_audits_clean(name: str, tmp_path: Path) -> None:
+    """Of every kernel in every file of the corpus, for the target that the file names.
+
+    Nothing spills: no byte of local memory more than the clean kernel's, and no C75xx or C76xx that it has not.
+    It audits clean: each clock read is one of a site of this kernel, or of its end, with that site's line; each site
+    has one; and no mark has a warning or is said to be unknown. So faults are a name that claims more than is measured
+    (loads under way at the end of their phase, copies that are only issued, a wait in which nothing waits, a clock
+    that is read before a barrier has opened), a mark or line that cannot be told, and paths that cannot be followed.
+    What is no fault: the note that stores are issued; that marks changed the kernel's own schedule, which is true of
+    the kernels in PARTED and no others; and paths that nobody can follow, of those in UNFOLLOWED.
+    """
+    text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
+    found = instrument(text, state=State.SHARED if name == FULL else State.REGISTERS)
+    marked, clean = assembled(found.text, tmp_path, "marked"), assembled(text, tmp_path, "clean")
+    if spills(marked.cubin) > spills(clean.cubin):
+        found, marked = without_spills(text, clean, tmp_path)
+    assert spills(marked.cubin) <= spills(clean.cubin)
+    assert marked.warnings <= clean.warnings
     sets = {own["name"]: own["sites"] for own in read_site_sets(marked.cubin)}
     told = {k.site_set["name"]: k.site_set["sites"] for k in found.kernels if k.site_set is not None}
     assert sets == told
+    assert len(told) == len(read(text).entries)
+    parted, unfollowed = set(), set()
+    for kernel in found.kernels:
+        assert kernel.site_set is not None
+        sites = kernel.site_set["sites"]
+        marks, _ = audited_build((marked.cubin, kernel.name), (clean.cubin, kernel.name), sites)
+        assert {mark["site"] for mark in marks} - {None} == set(range(len(sites))), kernel.name
+        verbs = {(mark["site"], mark["verb"]) for mark in marks}
+        begins = {(n, {"range": "range_push"}.get(site["kind"], site["kind"])) for n, site in enumerate(sites)}
+        ends = {(None, "range_pop")} if any(site["kind"] == "range" for site in sites) else set()
+        assert verbs == {*begins, *ends, (None, "end")}
+        for mark in marks:
+            site = {"file": "", "line": 0} if mark["site"] is None else sites[mark["site"]]
+            assert mark["line"] == site["line"]
+            assert mark["file"] == site["file"]
+            for finding in filter(None, mark["finding"].split("; ")):
+                if finding.startswith("marking changed the schedule"):
+                    parted.add(kernel.name)
+                elif finding.startswith("unknown: not every path"):
+                    unfollowed.add(kernel.name)
+                else:
+                    assert finding.startswith("issue: stores are not waited for"), (kernel.name, mark)
+    assert parted == PARTED.get(name, set())
+    assert unfollowed == UNFOLLOWED.get(name, set())
+
+
+def test_lines_that_marks_bring_change_no_machine_code(tmp_path: Path) -> None:
+    text = gzip.decompress((FOLDER / "nvcc_sm_90a.ptx.gz").read_bytes()).decode()
+    assert ".loc" not in text
+    found = instrument(text)
+    without = re.sub(r"(?m)^\s*\.(?:loc|file) .*$", "", found.text)
+    with_lines, plain = (assembled(own, tmp_path, "kernel").cubin for own in (found.text, without))
+    for kernel in found.kernels:
+        assert text_section(with_lines, kernel.name) == text_section(plain, kernel.name)
+
+
+@pytest.mark.parametrize("name", ["nvrtc_sm_90a", "triton_3.9.0_hopper_90"])
+def test_without_lines_of_its_source_a_kernel_audits_as_with_them(name: str, tmp_path: Path) -> None:
+    """In functions that were inlined too, of one file and of two."""
+    text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
+    bare = re.sub(r"(?s)\n\s*\.section\s.*", "\n", re.sub(r"(?m)^\s*\.(?:loc|file)\s.*\n", "", text))
+    both = [instrument(own) for own in (text, bare)]
+    cubins = [assembled(own.text, tmp_path, "marked").cubin for own in both]
+    for kernels in zip(*(own.kernels for own in both), strict=True):
+        assert text_section(cubins[0], kernels[0].name) == text_section(cubins[1], kernels[0].name)
+        audits = []
+        for cubin, kernel in zip(cubins, kernels, strict=True):
+            assert kernel.site_set is not None
+            marks, _ = audited_build((cubin, kernel.name), None, kernel.site_set["sites"])
+            keys = ("address", "verb", "site", "outstanding_loads", "severity")
+            audits.append([tuple(mark[key] for key in keys) for mark in marks])
+        assert audits[0] == audits[1]
+
+
+def test_odd_spacing_and_comments_in_odd_places_change_no_machine_code(tmp_path: Path) -> None:
+    text = gzip.decompress((FOLDER / "nvcc_sm_90a.ptx.gz").read_bytes()).decode()
+    text = re.sub(r"//.*", "", text)
+    odd = re.sub(r", ", " /* ; } { ret; // */\n,\t", text).replace(";\n", "\n/**/;").replace(":\n", " // :\n:")
+    cubins = [assembled(instrument(own).text, tmp_path, "kernel").cubin for own in (text, odd)]
+    for entry in read(text).entries:
+        assert text_section(cubins[0], entry.name) == text_section(cubins[1], entry.name)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize(("space", "most"), [("shared", 49152), ("const", 65536)])
+def test_with_all_shared_memory_or_constants_used_a_kernel_still_gets_its_marks(
+    target: str, space: str, most: int, tmp_path: Path
+) -> None:
+    text = FULL_MEMORY.format(target=target, space=space, most=most)
+    clean = assembled(text, tmp_path, "clean").cubin
+    found = instrument(text)
+    marked = assembled(found.text, tmp_path, "marked").cubin
+    assert any("wait barrier 0" in site["name"] for site in read_site_sets(marked)[0]["sites"])
+    assert shared_bytes(marked, "k") == shared_bytes(clean, "k")
 
 
 @pytest.mark.parametrize("level", ["coarse", "all"])
@@ -93,29 +212,6 @@ def test_a_kernel_with_all_registers_spills_even_with_the_fewest_marks_in_regist
     text = gzip.decompress((FOLDER / f"{FULL}.ptx.gz").read_bytes()).decode()
     assert registers_and_frame(assembled(text, tmp_path, "clean").cubin) == (255, 0)
     assert spills(assembled(instrument(text, Selection("coarse", kinds=())).text, tmp_path, "marked").cubin) > 0
-
-
-@pytest.mark.parametrize("name", sorted(path.name.partition(".ptx")[0] for path in FOLDER.glob("*.ptx.gz")))
-def test_the_audit_names_every_mark_by_its_site(name: str, tmp_path: Path) -> None:
-    """Or says that it cannot, where the PTX has no line information."""
-    text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
-    found = instrument(text)
-    cubin = assembled(found.text, tmp_path, "marked").cubin
-    for kernel in found.kernels:
-        assert kernel.site_set is not None
-        sites = kernel.site_set["sites"]
-        audit = audit_builds((cubin, kernel.name), None, sites, {})
-        assert audit["not_audited"] is None
-        columns = audit["columns"]
-        if ".file" not in text:
-            assert set(columns["finding"]) == {"no line information: compile with -lineinfo"}
-            continue
-        assert {site for site in columns["site"] if site is not None} == set(range(len(sites))), kernel.name
-        verbs = {(site, verb) for site, verb in zip(columns["site"], columns["verb"], strict=True)}
-        begins = {(n, {"range": "range_push"}.get(site["kind"], site["kind"])) for n, site in enumerate(sites)}
-        ends = {(None, "range_pop")} if any(site["kind"] == "range" for site in sites) else set()
-        assert verbs == {*begins, *ends, (None, "end")}
-        assert not any("cannot be told from the machine code" in finding for finding in columns["finding"])
 
 
 def test_the_audit_tells_that_a_mark_parts_loads(tmp_path: Path) -> None:

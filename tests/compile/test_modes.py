@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.compile.test_instrument import CORPUS, FOLDER, FULL, assembled, spills, yields
+from tests.compile.test_instrument import FOLDER, FULL, NAMES, assembled, spills, yields
 from tests.full_kernels import roles
 from tests.machine_code import disassemble
 from warplens import layout
@@ -61,11 +61,11 @@ def assembler(folder: Path) -> Callable[[str], str]:
     return lambda text: assembled(text, folder, "chosen").log
 
 
-@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name.partition(".ptx")[0])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != FULL])
 def test_with_the_state_in_shared_memory_a_kernel_assembles_and_shared_memory_moves_by_its_size(
-    path: Path, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    text = gzip.decompress(path.read_bytes()).decode()
+    text = text_of(name)
     clean = assembled(text, tmp_path, "clean")
     found = instrument(text, state=State.SHARED)
     marked = assembled(found.text, tmp_path, "marked")
@@ -75,7 +75,7 @@ def test_with_the_state_in_shared_memory_a_kernel_assembles_and_shared_memory_mo
         assert moved == SHARED_STATE_BYTES, kernel.name
     sets = {own["name"]: own["sites"] for own in read_site_sets(marked.cubin)}
     assert sets == {own.site_set["name"]: own.site_set["sites"] for own in found.kernels if own.site_set}
-    assert yields(marked.cubin) <= yields(clean.cubin) or path.name.startswith("nvcc_sm_80")  # compiled with -G
+    assert yields(marked.cubin) <= yields(clean.cubin) or name == "nvcc_sm_80"  # compiled with -G
 
 
 @pytest.mark.parametrize("name", ["matmul", "marked", "attention"])

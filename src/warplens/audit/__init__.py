@@ -18,6 +18,7 @@ from warplens.audit.findings import Finding, Traced
 from warplens.audit.marks import Pin, find_marks, find_pins
 from warplens.audit.names import Mark, Texts
 from warplens.audit.paths import preceding
+from warplens.audit.places import is_unlined, place_clean, place_marked
 from warplens.audit.ptx import Ptx
 from warplens.audit.sass import Frame, Section, read_sass
 from warplens.audit.waiting import last_part, words_of_issues, words_of_waits
@@ -79,6 +80,9 @@ def audit(
         if len(section.code) > MAX_INSTRUCTIONS:
             size = f"{len(section.code):,} instructions"
             raise UsageError(f"{section.name} has {size}: at most {MAX_INSTRUCTIONS:,} are audited")
+    if is_unlined(traced):
+        clean = clean and place_clean(clean)
+    traced = place_marked(traced)
     build = Build(traced)
     marks = find_marks(build.flow, sites, texts, Ptx(ptx))
     own = Traced(build, marks, find_pins(build.flow), sites, Build(clean) if clean is not None else None)

@@ -74,7 +74,12 @@ _OUTSIDE: Final = State(
 
 
 def is_load(instruction: Instruction) -> bool:
-    """Whether it brings data from memory: loads, asynchronous copies by a warp, atomics that return a value."""
+    """Whether it brings data from memory: loads, asynchronous copies by a warp, atomics that return a value.
+
+    Not one that nobody ever does: ptxas puts three `@!PT LDS RZ, [RZ]` in front of copies to shared memory.
+    """
+    if instruction.predicate == "!PT":
+        return False
     if instruction.name.startswith("ATOM"):
         return instruction.control.write != NO_BARRIER
     return _LOADS.fullmatch(instruction.name) is not None

@@ -79,7 +79,7 @@ def _line(place: Frame, seen_from: tuple[Frame, ...]) -> str:
     """A line, with the last part of its file's path where that is not the mark's file."""
     if not seen_from or place.file == seen_from[0].file:
         return f"line {place.line}"
-    return f"line {place.line} of {last_part(place.file)}"
+    return f"line {place.line} of {last_part(place.file) or 'the PTX'}"
 
 
 def last_part(path: str) -> str:

@@ -164,7 +164,7 @@ def _print(kernel: dict[str, Any]) -> None:
 
 def _finding(row: dict[str, Any]) -> tuple[str, str]:
     """A row's finding as a line, and its severity."""
-    place = f"{row['file']}:{row['line']}" if row["line"] else row["file"]
+    place = f"{row['file'] or 'ptx'}:{row['line']}" if row["line"] else row["file"]
     who = " ".join(part for part in (place, row["verb"], row["name"]) if part) or "clock reads"
     return f"{row['severity']}: {visible(who, limit=200)}: {visible(row['finding'], limit=600)}", row["severity"]
 

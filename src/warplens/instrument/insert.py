@@ -35,8 +35,38 @@ _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volati
 
 
 def marks_file(module: Module) -> int:
-    """The number by which line information names what marks are made of; 0 for a module that has no lines."""
-    return max(module.files, default=-1) + 1 if module.files else 0
+    """The number by which line information names what marks are made of; the next one is the PTX itself."""
+    return max(module.files, default=0) + 1
+
+
+def lines_of_files(module: Module) -> list[str]:
+    """What names both."""
+    number = marks_file(module)
+    return [f'.file {number} "{layout.MARKS_FILE}"', f'.file {number + 1} "{layout.PTX_FILE}"']
+
+
+def own_place(module: Module) -> str:
+    """Ends a piece in a function that has no lines: `moved_down` fills in the number."""
+    return f".loc {marks_file(module) + 1} 0 0"
+
+
+def place_callees(module: Module) -> Iterator[Piece]:
+    """In a module without lines also functions that are called get theirs, else they had those of the last mark."""
+    if module.files:
+        return
+    for own in module.functions:
+        if not own.is_entry and own.first < own.last:
+            start = module.statements[own.first].start
+            yield start, start, _lines([own_place(module)])
+
+
+def moved_down(module: Module, pieces: list[Piece]) -> Iterator[Piece]:
+    """The pieces in the order of the text; where one ends with `own_place`, by how many lines what follows moves."""
+    place = own_place(module)
+    moved = 0
+    for start, end, new in sorted(pieces, key=lambda piece: piece[0]):
+        moved += new.count("\n") - module.text.count("\n", start, end)
+        yield start, end, new.replace(place, f"{place[:-4]} {moved} 0")
 
 
 def stored_together(flow: Flow, plan: Plan) -> frozenset[int]:
@@ -313,7 +343,7 @@ class Inserter:
         marked = {flow.block_of[mark.index] for mark in marks}
         if any(block in reach(flow, flow.blocks[block].after, loop.header) for block in marked - {loop.header}):
             return None
-        name = flow.module.source(label).rstrip().removesuffix(":").rstrip()
+        name = flow.module.bare(label).rstrip().removesuffix(":").rstrip()
         at_end = [mark for mark in marks if flow.block_of[mark.index] == latches[0] and mark.index not in behind_jump]
         # Beside a matrix product the question costs nothing; else it is put as early as can be.
         best = next((mark for mark in at_end if self._begins_product(mark, latches[0])), at_end[0] if at_end else None)
@@ -388,8 +418,9 @@ class Inserter:
 
     def _add(self, at: int, lines: list[str], code: int = _NO_MARK) -> None:
         """Lines at a place in the text, named in the line information as those of the mark with this code."""
-        if self._file and self._places and lines:
-            lines = [f".loc {self._file} {code} 0", *lines, self._place(at)]
+        if lines:
+            behind = self._place(at) if self._places else own_place(self._flow.module)
+            lines = [f".loc {self._file} {code} 0", *lines, behind]
         self.pieces.append((at, at, _lines(lines)))
 
     def _chain(self, at: int) -> list[str]:

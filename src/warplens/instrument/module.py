@@ -19,7 +19,7 @@ from warplens.errors import PtxError
 from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
 from warplens.instrument.frugal import FrugalRecorder
-from warplens.instrument.insert import Inserter, Piece, marks_file, stored_together
+from warplens.instrument.insert import Inserter, Piece, lines_of_files, moved_down, place_callees, stored_together
 from warplens.instrument.local_state import LocalRecorder
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.rebalance import Asked
@@ -146,17 +146,17 @@ def instrument(
     for entry, mode in made:
         pieces += entry.limit(mode.most_registers) if mode.most_registers else []
         pieces += entry.move(mode.setmaxnreg) if mode.setmaxnreg else []
+    pieces += place_callees(module)
     at = module.statements[module.entries[0].head].start
     at = min([at, *(module.statements[function.head].start for function in module.functions)])
     symbols = [*([] if in_program else [_descriptor(space)]), *(entry.symbol for entry, _ in made if entry.symbol)]
-    if number := marks_file(module):
-        symbols.append(f'.file {number} "{layout.MARKS_FILE}"')
+    symbols += lines_of_files(module)
     if any(entry.needs_shared for entry, _ in made):
         symbols.append(f".shared .align 4 .b32 {_OWN_SHARED};")
     if any(mode.selection and mode.state is State.SHARED for _, mode in made):
         symbols.append(declaration())
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))
-    return Instrumented(splice(text, pieces), [entry.kernel for entry, _ in made])
+    return Instrumented(splice(text, moved_down(module, pieces)), [entry.kernel for entry, _ in made])
 
 
 def _arch(module: Module) -> int:

@@ -119,7 +119,10 @@ class Planner:
             self._of_source(own)
         if self._selection.level != "off":
             for wait in waits.waits:
-                self._wait(wait)
+                if waits.is_over(wait):
+                    self._leave_out("waits for tensor memory not marked: the loaded values are used before")
+                else:
+                    self._wait(wait)
         if self._selection.level == "all":
             for instant in waits.instants:
                 self._instant(instant)

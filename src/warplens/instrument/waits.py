@@ -23,8 +23,8 @@ _WAITS: Final = (
     (re.compile(r"cp\.async\.bulk\.wait_group\.read"), "bulk copies read", "bulk copies", False),
     (re.compile(r"cp\.async\.bulk\.wait_group"), "bulk copies", "bulk copies", False),
     (re.compile(r"wgmma\.wait_group"), "wgmma", "wgmma", False),
-    (re.compile(r"tcgen05\.wait::ld"), "tensor memory loads", "tensor memory loads", False),
-    (re.compile(r"tcgen05\.wait::st"), "tensor memory stores", "tensor memory stores", False),
+    (re.compile(r"tcgen05\.wait::ld"), "tensor memory loads", "tensor memory loads", True),
+    (re.compile(r"tcgen05\.wait::st"), "tensor memory stores", "tensor memory stores", True),
     (re.compile(r"griddepcontrol\.wait"), "earlier grid", "earlier grid", False),
     (re.compile(r"nanosleep"), "nanosleep", "", False),
 )
@@ -102,6 +102,25 @@ class Waits:
         inside = {n for wait in asking for n in range(wait.first, wait.last + 1)}
         single = [wait for n, own in enumerate(self._flow.code) if n not in inside and (wait := self._single(n, own))]
         return sorted([*asking, *single], key=lambda wait: wait.first)
+
+    def is_over(self, wait: Wait) -> bool:
+        """Whether all that it is for was used in front of it, so that it was waited for there: Triton 3.9 puts
+        `tcgen05.wait::ld` behind what computes with the loaded values."""
+        flow = self._flow
+        if not flow.code[wait.first].opcode.startswith("tcgen05.wait::ld"):
+            return False
+        used: set[str] = set()
+        loads = 0
+        for number in range(wait.first - 1, flow.blocks[flow.block_of[wait.first]].start - 1, -1):
+            own = flow.code[number]
+            if own.opcode.startswith("tcgen05.wait::ld"):
+                break
+            if own.opcode.startswith("tcgen05.ld"):
+                if used.isdisjoint(own.targets):
+                    return False
+                loads += 1
+            used.update(own.sources)
+        return loads > 0
 
     def _single(self, number: int, own: Instruction) -> Wait | None:
         for pattern, what, resource, settles in _WAITS:
@@ -340,7 +359,7 @@ _NOTABLE: Final = (
     ("wgmma", re.compile(r"wgmma\.mma_async")),
     ("tcgen05.mma", re.compile(r"tcgen05\.mma")),
     ("mma", re.compile(r"mma\.sync|wmma\.mma")),
-    ("bulk load", re.compile(r"cp\.async\.bulk\S*mbarrier")),
+    ("issue bulk load", re.compile(r"cp\.async\.bulk\S*mbarrier")),
     ("bulk store", re.compile(r"cp\.async\.bulk\S*bulk_group")),
     ("cp.async", re.compile(r"cp\.async\.c[ag]")),
     ("load", re.compile(r"ld\.(?:\w+\.)*global")),

@@ -126,7 +126,7 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
             "UInt16", "row of the table sites; null for a mark without a site, or when it is not known", True
         ),
         "verb": Column("String", "phase, wait, ...; end: the recorder's end; landed: a pin; empty when not known"),
-        "file": Column("String", "source file of the mark; empty when not known"),
+        "file": Column("String", "source file of the mark; empty when not known, and in PTX without lines"),
         "line": Column("UInt32", "its line; 0 when not known"),
         "address": Column("UInt32", "offset of the clock read in the machine code; null when none is left", True),
         "outstanding_loads": Column(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.sass import Ins, section
+from warplens.audit.builds import Build
 from warplens.audit.flow import Flow
 from warplens.audit.scoreboards import Scoreboards
 
@@ -31,6 +32,11 @@ def test_a_load_is_under_way_until_its_scoreboard_is_waited_for() -> None:
     assert loads(found, 6) == (set(), set())
     assert found.waits(3) == {2 * 0}
     assert found.waits(5) == {2 * 1}
+
+
+def test_what_is_never_done_is_no_load() -> None:
+    found = Build(section([Ins("@!PT LDS RZ, [RZ]"), LOAD, CLOCK, EXIT]))
+    assert (found.facts()["loads"], found.facts()["loads_in_flight"]) == (1, 1)
 
 
 def test_a_clock_read_that_waits_itself_has_nothing_under_way() -> None:

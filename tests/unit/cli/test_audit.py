@@ -94,6 +94,14 @@ def test_bulk_loads_stand_beside_the_loads_under_way(tmp_path: Path) -> None:
     assert "loads 0, bulk loads 2" in result.stdout
 
 
+def test_findings_of_ptx_without_lines_of_a_source_name_those_of_the_ptx(tmp_path: Path) -> None:
+    recording = synthesis.fake_recording()
+    columns = COLUMNS | {"file": [""] * len(COLUMNS["file"])}
+    recording.manifest["kernels"][0]["audit"] = {"columns": columns, "facts": None, "not_audited": None}
+    Trace.from_recording(recording).save(tmp_path / "run.wlens")
+    assert "warning: ptx:12 phase " in run("audit", tmp_path / "run.wlens").stdout
+
+
 def test_a_trace_from_before_there_was_an_audit_says_so(tmp_path: Path) -> None:
     Trace.from_recording(synthesis.fake_recording()).save(tmp_path / "old.wlens")
     result = run("audit", tmp_path / "old.wlens")

@@ -143,6 +143,8 @@ def test_directives_of_the_kernel_stay(some: dict[str, str]) -> None:
         ("", "no PTX module"),
         ("int main() {}", "no PTX module"),
         ("\x7fELF\x02\x01\x01\0\0", "machine code"),
+        ("!<arch>\n", "machine code"),
+        ("\x50\xed\x55\xba\x01\0", "machine code"),
         (SMALL + "\0", "bytes of 0"),
         (SMALL.replace("sm_90", "sm_70"), "sm_80 or newer"),
         (SMALL.replace(".visible .entry", ".visible .func"), "no kernel"),
@@ -158,6 +160,40 @@ def test_what_cannot_be_marked_is_refused_with_a_reason(text: str, words: str) -
 def test_a_name_that_no_kernel_has_lists_those_that_are_there() -> None:
     with pytest.raises(PtxError, match=r"there are k$"):
         instrument(SMALL, kernels="matmul")
+
+
+LOADS_TENSORS = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r2, %r3}, [%r1];\n\t"
+
+
+def test_behind_a_wait_for_tensor_memory_one_instruction_holds_the_clock_back() -> None:
+    found = marked(LOADS_TENSORS + "tcgen05.wait::ld.sync.aligned;\n\tst.global.u32 [%r1], %r3;", "sm_100a")
+    assert [name.partition(" ")[2] for name in names(found)][1] == "wait tensor memory loads"
+    behind = found.text[found.text.index("tcgen05.wait::ld") :]
+    assert behind.index("bar.warp.sync 0xffffffff;") < behind.index("%clock")
+
+
+@pytest.mark.parametrize(
+    ("between", "over"),
+    [
+        ("add.u32 %r4, %r3, 1;", True),
+        ("add.u32 %r4, %r5, 1;", False),
+        ("add.u32 %r4, %r3, 1; " + LOADS_TENSORS.replace("%r2, %r3", "%r6, %r7"), False),
+        ("tcgen05.wait::ld.sync.aligned;", False),
+        ("add.u32 %r4, %r3, 1; bra $other; $other:", False),
+    ],
+)
+def test_tensor_memory_that_was_used_before_is_waited_for_no_more(between: str, over: bool) -> None:
+    found = marked(LOADS_TENSORS + between + "tcgen05.wait::ld.sync.aligned;\n\tst.global.u32 [%r1], %r3;", "sm_100a")
+    assert any("tensor memory" in name for name in names(found)) == (not over)
+    why = "1 waits for tensor memory not marked: the loaded values are used before"
+    assert found.kernels[0].left_out == ([why] if over else [])
+
+
+def test_an_instruction_of_the_future_passes_through_and_nothing_is_claimed_of_it() -> None:
+    future = "@%p1 future.wait::all.v9.b128 {%r2, %r3}, [%r1 + 0x10], !%p2, 0f3F800000;"
+    found = marked(f"bar.sync 0;\n\t{future}\n\tst.global.u32 [%r1], %r3;")
+    assert found.text.count(future) == 1
+    assert [name.partition(" ")[2] for name in names(found)] == ["", "wait barrier 0", "store"]
 
 
 def test_a_kernel_with_no_wait_has_its_begin_and_end() -> None:

@@ -1,7 +1,7 @@
 """Each kind of arrival at an mbarrier, planted in a kernel that the CPU runs: which waits get an arrow, and why not.
 
 Warp 0 arrives three times and then warp 1 waits three times (tests/ptx_machine.py runs one warp after the other, so all
-arrivals are in time; phases that parity takes for another stand in tests/unit/analyze/test_arrivals.py).
+arrivals are in time). Where a parity lets a wait pass for the phase before its own, the warp that waits arrives too.
 """
 
 from __future__ import annotations
@@ -50,6 +50,38 @@ $ask:
 ARRIVE = "mbarrier.arrive.shared.b64 _, [bar];"
 REMOTE = "mapa.shared::cluster.u32 %r6, bar, 1;\n\tmbarrier.arrive.shared::cluster.b64 _, [%r6];"
 FROM_LANE = "setp.ne.u32 %p4, %r2, {};\n\t@%p4 bra $over;\n\t" + ARRIVE + "\n$over:"
+
+WAITS_FIRST = """
+.version 8.6
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u32 n)
+.reqntid 64
+{
+	.reg .b32 %r<9>;
+	.reg .pred %p<9>;
+	.shared .align 8 .b64 bar;
+	ld.param.u32 %r1, [n];
+	mov.u32 %r2, %tid.x;
+	setp.ge.u32 %p1, %r2, 32;
+	@%p1 ret;
+	mbarrier.init.shared.b64 [bar], 32;
+	mov.u32 %r4, 0;
+$waits:
+	not.b32 %r5, %r4;
+	and.b32 %r5, %r5, 1;
+$ask:
+	mbarrier.try_wait.parity.shared.b64 %p3, [bar], %r5;
+	@!%p3 bra $ask;
+	st.global.u32 [1024], %r4;
+	mbarrier.arrive.shared.b64 _, [bar];
+	add.u32 %r4, %r4, 1;
+	setp.lt.u32 %p2, %r4, %r1;
+	@%p2 bra $waits;
+	ret;
+}
+"""
+"""As a producer waits for a stage that is free at first: the first wait asks for the parity of no phase yet."""
 
 
 def told(arrives: str, count: object) -> tuple[Basis, list[int]]:
@@ -106,3 +138,12 @@ def test_copies_that_hardware_ends_are_bounded_by_their_issue() -> None:
     beside = f"cp.async.mbarrier.arrive.shared.b64 [bar];\n\t{ARRIVE}"  # expects one more, and makes it
     assert told(beside, 32) == (Basis.HARDWARE, [0, 2, 4])
     assert told(beside, 64) == (Basis.COUNT_DISAGREES, [-1, -1, -1])
+
+
+def test_where_parity_lets_the_first_wait_pass_each_later_one_is_for_the_phase_before() -> None:
+    trace = run(WAITS_FIRST, turns=3).trace
+    found = find_arrivals(trace.spans, trace.blocks, trace.launches, trace.sites)
+    assert [Basis(own) for own in found.basis] == [Basis.OPEN, Basis.INFERRED, Basis.INFERRED]
+    arrives = trace.sites.with_row_index().filter(trace.sites["kind"] == "arrive")["index"][0]
+    there = trace.spans.with_row_index().filter(trace.spans["site"] == arrives)["index"].to_list()
+    assert found.arrival.tolist() == [-1, there[0], there[1]]  # the third arrival ends no wait

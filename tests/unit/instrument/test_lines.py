@@ -1,0 +1,74 @@
+"""Line information of marks, and of kernels whose PTX names no lines of a source."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from warplens import layout
+from warplens.instrument import Mode, Selection, instrument
+
+LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s")
+FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
+
+
+def own_lines(marked: str) -> list[tuple[str, int]]:
+    """Lines of marked PTX that are the kernels', each with its line in the PTX as it was."""
+    files = dict(FILE.findall(marked))
+    file, moved = "", 0
+    out = []
+    for number, line in enumerate(marked.split("\n"), 1):
+        if found := LOC.match(line):
+            file, moved = files[found[1]], int(found[2])
+        elif line.startswith("}"):
+            file = ""
+        elif file == layout.PTX_FILE and line.strip():
+            out.append((line.strip(), number - moved))
+    return out
+
+
+CALLS = """.version 8.0
+.target sm_90
+.address_size 64
+.func apart(.param .b32 n)
+{
+	ret;
+}
+.visible .entry k(.param .u64 n) { .reg .b32 %r<9>; bar.sync 0; /* so
+	many lines */ bar.sync 1; .reg .b32 %x; mov.u32 %r1, %tid.x;
+	call.uni apart, (%r1);
+	bar.sync 2; @%p1 ret; ret; }
+"""
+
+
+@pytest.mark.parametrize("name", ["nvcc_sm_90a", "nvcc_sm_100a"])
+@pytest.mark.parametrize("level", ["waits", "all"])
+def test_in_ptx_without_lines_each_statement_is_known_by_its_own(corpus: dict[str, str], name: str, level: str) -> None:
+    clean = [line.strip() for line in corpus[name].split("\n")]
+    found = own_lines(instrument(corpus[name], Selection(level)).text)
+    assert len(found) > 600
+    assert [(text, number) for text, number in found if clean[number - 1] != text] == []
+
+
+def test_several_statements_on_a_line_and_other_pieces_keep_count() -> None:
+    modes = {"k": Mode(Selection(), most_registers=64)}
+    found = own_lines(instrument(CALLS, modes=modes).text)
+    numbers = dict(found)
+    assert numbers["ret;"] == 6  # of the function that is called
+    assert numbers["bar.sync 0; /* so"] == 8
+    assert numbers["call.uni apart, (%r1);"] == 10
+    assert numbers["bar.sync 2;"] == 11
+
+
+def test_with_lines_of_a_source_those_are_given_again(corpus: dict[str, str]) -> None:
+    marked = instrument(corpus["triton_3.6.0_matmul_90"]).text
+    assert own_lines(marked) == []
+    place = re.compile(r"\.loc\s+1\s+\d+\s+\d+")
+    assert set(place.findall(marked)) == set(place.findall(corpus["triton_3.6.0_matmul_90"]))
+
+
+def test_the_files_of_marks_are_no_other_files(corpus: dict[str, str]) -> None:
+    for text in corpus.values():
+        files = FILE.findall(instrument(text).text)
+        assert len(dict(files)) == len(files) == len(FILE.findall(text)) + 2
