@@ -8,14 +8,16 @@ from __future__ import annotations
 import gzip
 import re
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.machine_code import tool
+from tests.machine_code import tool, yields
 from warplens import layout
-from warplens.capture.audited import audit_builds, disassemble
+from warplens.capture.audited import audit_builds
 from warplens.capture.modules import read_site_sets, registers_and_frame
 from warplens.instrument import Instrumented, Selection, instrument
 from warplens.instrument.asked import ALSO
@@ -45,6 +47,15 @@ def assembled(text: str, folder: Path, name: str) -> Assembled:
     return Assembled(out.read_bytes(), set(re.findall(r"\bC\d{4}\b", done.stderr)), done.stderr)
 
 
+@cache
+def marked_at_waits(name: str) -> tuple[str, Instrumented, Assembled]:
+    """A kernel of the corpus, the same with marks, and what ptxas makes of them."""
+    text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
+    found = instrument(text)
+    with tempfile.TemporaryDirectory() as folder:
+        return text, found, assembled(found.text, Path(folder), "marked")
+
+
 def spills(cubin: bytes) -> int:
     return registers_and_frame(cubin)[1]
 
@@ -65,11 +76,9 @@ def test_with_all_that_can_be_asked_for_it_assembles(name: str, tmp_path: Path) 
     assert len(read_site_sets(assembled(found.text, tmp_path, "asked").cubin)) == len(found.kernels)
 
 
-@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name.partition(".ptx")[0])
-def test_marked_at_waits_a_kernel_assembles_and_nothing_spills(path: Path, tmp_path: Path) -> None:
-    text = gzip.decompress(path.read_bytes()).decode()
-    found = instrument(text)
-    marked = assembled(found.text, tmp_path, "marked")
+@pytest.mark.parametrize("name", [path.name.partition(".ptx")[0] for path in CORPUS])
+def test_marked_at_waits_a_kernel_assembles_and_nothing_spills(name: str, tmp_path: Path) -> None:
+    text, found, marked = marked_at_waits(name)
     if spills(marked.cubin) or marked.warnings:
         clean = assembled(text, tmp_path, "clean")
         if spills(marked.cubin) > spills(clean.cubin):
@@ -96,15 +105,13 @@ def test_a_kernel_with_all_registers_spills_even_with_the_fewest_marks_in_regist
 
 
 @pytest.mark.parametrize("name", sorted(path.name.partition(".ptx")[0] for path in FOLDER.glob("*.ptx.gz")))
-def test_the_audit_names_every_mark_by_its_site(name: str, tmp_path: Path) -> None:
+def test_the_audit_names_every_mark_by_its_site(name: str) -> None:
     """Or says that it cannot, where the PTX has no line information."""
-    text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
-    found = instrument(text)
-    cubin = assembled(found.text, tmp_path, "marked").cubin
+    text, found, marked = marked_at_waits(name)
     for kernel in found.kernels:
         assert kernel.site_set is not None
         sites = kernel.site_set["sites"]
-        audit = audit_builds((cubin, kernel.name), None, sites, {})
+        audit = audit_builds((marked.cubin, kernel.name), None, sites, {})
         assert audit["not_audited"] is None
         columns = audit["columns"]
         if ".file" not in text:
@@ -149,7 +156,3 @@ def test_marks_let_no_lanes_go_that_wait(name: str, tmp_path: Path) -> None:
     text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
     clean, marked = (assembled(own, tmp_path, "kernel").cubin for own in (text, instrument(text).text))
     assert yields(marked) <= yields(clean)
-
-
-def yields(cubin: bytes) -> int:
-    return len(re.findall(r"\bYIELD\b", disassemble(cubin)))
