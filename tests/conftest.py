@@ -32,9 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` of pyproject.toml means."""
+    """What `-n auto` of pyproject.toml means: one worker more than cores, as a fifth of the tests' time is waiting."""
     alone = config.option.markexpr in ("gpu", "browser") or config.option.collectonly
-    return 0 if alone else os.cpu_count() or 1
+    return 0 if alone else (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_finish() -> None:
