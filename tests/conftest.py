@@ -39,7 +39,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_collection_finish() -> None:
     """What collected tests and imported modules hold stays to the end: the collector need not look through it again,
-    nor after every 700 new objects at those of a test, which took a seventh of the time of tests that draw."""
+    nor after every 700 new objects at those of a test, which took a tenth of the time of tests that draw."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
