@@ -5,6 +5,7 @@ leaves out is not imported; and Python's bytecode is kept, where not beside the 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -31,9 +32,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` of pyproject.toml means."""
+    """What `-n auto` of pyproject.toml means: one worker more than cores, as a fifth of the tests' time is waiting."""
     alone = config.option.markexpr in ("gpu", "browser") or config.option.collectonly
-    return 0 if alone else os.cpu_count() or 1
+    return 0 if alone else (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_finish() -> None:
+    """What collected tests and imported modules hold stays to the end: the collector need not look through it again,
+    nor after every 700 new objects at those of a test, which took a tenth of the time of tests that draw."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -20,7 +20,6 @@ from tests.emulation import (
     Case,
     Result,
     Step,
-    build,
     decoded,
     events,
     facts,
@@ -36,12 +35,6 @@ pytestmark = pytest.mark.compile
 
 PARTING = ("packed", "untold", "staged", "stream", "live")  # where lanes may part
 COLUMNS = ("block", "warp", "sequence", "site", "depth", "start_cycles", "duration_cycles")
-
-
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("emulation")
-    return cache(lambda policy, marks=1, **more: build(policy, folder, marks, **more))
 
 
 def spans(found: Decoded) -> list[tuple[Any, ...]]:

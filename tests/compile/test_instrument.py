@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine_code import audited_build, text_section, tool
+from tests.machine_code import audited_build, text_section, tool, yields
 from warplens import layout
 from warplens.capture.audited import audit_builds, disassemble
 from warplens.capture.modules import read_site_sets, registers_and_frame, shared_bytes
@@ -245,10 +245,6 @@ def test_marks_let_no_lanes_go_that_wait(name: str, tmp_path: Path) -> None:
     text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
     clean, marked = (assembled(own, tmp_path, "kernel").cubin for own in (text, instrument(text).text))
     assert yields(marked) <= yields(clean)
-
-
-def yields(cubin: bytes) -> int:
-    return len(re.findall(r"\bYIELD\b", disassemble(cubin)))
 
 
 def test_what_a_matmul_computes_beside_its_product_is_not_left_between_its_waits(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.compile.test_instrument import FOLDER, FULL, NAMES, assembled, spills, yields
+from tests.compile.test_instrument import FOLDER, FULL, NAMES, assembled, spills
 from tests.full_kernels import roles
-from tests.machine_code import disassemble
+from tests.machine_code import disassemble, yields
 from warplens import layout
+from warplens.capture.audited import disassemble as disassemble_all
 from warplens.capture.chosen import choose
 from warplens.capture.modules import read_site_sets, registers_and_frame, shared_bytes
 from warplens.capture.triton_builds import Choice, mark
@@ -99,6 +100,12 @@ def test_with_the_state_in_local_memory_a_kernel_takes_so_much_of_it_and_nothing
     assert not re.search(r"\b[1-9]\d* bytes spill", marked.log)
     assert marked.warnings <= clean.warnings
     assert yields(marked.cubin) <= yields(clean.cubin)
+
+
+@pytest.mark.parametrize("name", ["nvcc_sm_80", "nvcc_sm_90a", "nvcc_sm_100a"])
+def test_the_yields_that_are_counted_are_those_that_nvdisasm_shows(name: str, tmp_path: Path) -> None:
+    cubin = assembled(text_of(name), tmp_path, "clean").cubin
+    assert yields(cubin) == len(re.findall(r"\bYIELD\b", disassemble_all(cubin))) > 0
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.benchmark import BENCHMARKS, module
 from tests.compile.test_emulation import random_case
-from tests.emulation import CODE_BITS, DETACHED, build, events, run
+from tests.emulation import CODE_BITS, DETACHED, events, run
 from tests.machine_code import disassemble, resources, text_section
 from warplens.capture.compile import compile_cubin
 from warplens.capture.modules import read_site_sets
@@ -94,13 +94,13 @@ def test_the_program_for_the_sanitizer_compiles_for_each_build(monkeypatch: pyte
 
 @pytest.mark.parametrize("policy", ["packed", "counted", "untold", "staged", "stream", "live"])
 def test_events_in_chunks_that_the_recorder_wrote_are_counted_to_the_last(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, programs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count_events: Any = module("launching", monkeypatch).count_events
     rng = random.Random(3)
     cases = [random_case(rng, chunks=rng.choice([0, 3, 40, 3000])) for _ in range(60)]
     lost = 0
-    for case, result in zip(cases, run(build(policy, tmp_path), cases), strict=True):
+    for case, result in zip(cases, run(programs(policy), cases), strict=True):
         chosen = [
             program
             for number, program in enumerate(case.programs)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,7 +122,12 @@ def not_audited(why: str) -> dict[str, Any]:
 
 
 def _section(cubin: bytes, name: str) -> Section:
-    return pick_section(read_sass(disassemble(cubin)), name)
+    return pick_section(_sections(cubin), name)
+
+
+@lru_cache(maxsize=1)  # kernels of a module are audited one after the other, and nvdisasm takes 0.4 s to start
+def _sections(cubin: bytes) -> list[Section]:
+    return read_sass(disassemble(cubin))
 
 
 def _read(path: Path) -> str | None:

@@ -36,19 +36,16 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`statement`: its index in the module. `place`: where the innermost `.loc` before it stands, in the kernel."""
+    """`statement`: its index in the module. `name`: the opcode up to its first dot. `place`: where the innermost `.loc`
+    before it stands, in the kernel."""
 
     statement: int
     predicate: str
     negated: bool
     opcode: str
+    name: str
     operands: str
     place: Place
-
-    @property
-    def name(self) -> str:
-        """The opcode up to its first dot."""
-        return self.opcode.partition(".")[0]
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -130,7 +127,8 @@ class Flow:
                 found = _INSTRUCTION.match(module.bare(index).rstrip("; \t\r\n").lstrip())
                 if found:
                     negated, predicate, opcode, operands = found.groups()
-                    own = Instruction(index, predicate or "", negated == "!", opcode, operands.strip(), place)
+                    name = opcode.partition(".")[0]
+                    own = Instruction(index, predicate or "", negated == "!", opcode, name, operands.strip(), place)
                     self.code.append(own)
                     self._scopes.append(tuple(scope))
             elif kind == LINE:

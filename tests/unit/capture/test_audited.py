@@ -58,6 +58,22 @@ def test_what_nvdisasm_says_is_audited(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert entry["facts"]["clean"] == entry["facts"]["traced"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a shell script stands for nvdisasm")
+def test_of_a_module_with_several_kernels_nvdisasm_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said, asked = tmp_path / "said.sass", tmp_path / "asked"
+    kernels = [text([mark(2, verb_line=1), Ins("EXIT")], name) for name in ("first", "second")]
+    said.write_text("".join(kernels), encoding="utf-8")
+    tool = program(tmp_path / "nvdisasm", f"echo >> {asked}; cat {said}")
+    monkeypatch.setattr(audited, "find_nvdisasm", lambda: tool)
+    monkeypatch.setattr(audited, "ptx_lines", lambda _: [])
+    for name in ("first", "second"):
+        entry = audited.audit_builds((b"a module of two kernels", name), None, SITES, {"k.cu": "\n\n"})
+        assert entry["not_audited"] is None
+    assert asked.read_text(encoding="utf-8") == "\n"
+
+
 def test_lines_are_asked_for_unless_the_options_do() -> None:
     assert audited.line_options(["-DX=1"]) == ("-lineinfo",)
     for option in ("-lineinfo", "--generate-line-info", "-G", "--device-debug"):

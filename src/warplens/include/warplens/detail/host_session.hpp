@@ -12,11 +12,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <thread>
 
+#include "host_done.hpp"
 #include "host_graphs.hpp"
 #include "host_halt.hpp"
 #include "host_replay.hpp"
@@ -160,12 +160,12 @@ class Session {
     }
     if (drainer_.joinable()) drainer_.join();
     // Another kernel of the program's may not end, for which these calls would wait: then the file stays a part.
-    const auto finished = std::make_shared<std::promise<void>>();
+    const auto finished = std::make_shared<Done>();
     std::thread([this, finished] {
       for (auto& entry : devices_) finish_device(*entry.second);
-      finished->set_value();
+      finished->set();
     }).detach();
-    if (finished->get_future().wait_for(kLongestWait) == std::future_status::ready) {
+    if (finished->wait_for(kLongestWait)) {
       writer_.finish(driver_, summary());
     }
   }
