@@ -181,7 +181,9 @@ TAIL_SEPARATOR: Final = "\x1d"
 MARKS_FILE: Final = "warplens.ptx"
 """Where the line information of instrumented PTX has what marks are made of; the line is the code of the mark."""
 PTX_FILE: Final = "warplens.kernel.ptx"
-"""Where it has what the compiler wrote, if that named no lines; the line is by how many lines marks moved it down."""
+"""Where it has what the compiler wrote, if that named no lines; the line is by how many lines it was moved down, modulo
+PTX_LINES."""
+PTX_LINES: Final = 1 << 24
 LOCAL_STATE_BYTES: Final = 24
 """Of a lane's local memory: the state of a recorder in PTX that has no registers for it."""
 

@@ -45,7 +45,7 @@ def _placed(own: Instruction, only: str | None) -> Instruction:
     """`only`: the file that all else of the kernel is of, None where there are several."""
     frames = own.frames
     if len(frames) == 1 and _UNLINED.search(frames[0].file):
-        place = (Frame("", own.ptx_line - frames[0].line),) if own.ptx_line else ()
+        place = (Frame("", (own.ptx_line - frames[0].line) % layout.PTX_LINES),) if own.ptx_line else ()
         return replace(own, frames=place)
     wrong = [n for n, frame in enumerate(frames) if _MARKS.search(frame.file)] if len(frames) > 1 else []
     if not wrong:  # marks are inlined nowhere

@@ -50,6 +50,11 @@ def own_place(module: Module) -> str:
     return f".loc {marks_file(module) + 1} 0 0"
 
 
+def _own_place_from(module: Module, start: int) -> str:
+    """In front of a statement that is moved up, and stood at `start`: as `own_place`, with that line in place of 0."""
+    return f".loc {marks_file(module) + 1} {module.text.count(chr(10), 0, start) + 1} 0"
+
+
 def place_callees(module: Module) -> Iterator[Piece]:
     """In a module without lines also functions that are called get theirs, else they had those of the last mark."""
     if module.files:
@@ -62,11 +67,18 @@ def place_callees(module: Module) -> Iterator[Piece]:
 
 def moved_down(module: Module, pieces: list[Piece]) -> Iterator[Piece]:
     """The pieces in the order of the text; where one ends with `own_place`, by how many lines what follows moves."""
-    place = own_place(module)
-    moved = 0
-    for start, end, new in sorted(pieces, key=lambda piece: piece[0]):
+    place = re.compile(rf"(\.loc {marks_file(module) + 1}) (\d+) 0")
+    moved = line = at = 0
+    for start, end, new in sorted(pieces, key=lambda piece: piece[:2]):  # as `splice` has it
+        line += module.text.count("\n", at, start)
+        at, first = start, line + moved + 1
         moved += new.count("\n") - module.text.count("\n", start, end)
-        yield start, end, new.replace(place, f"{place[:-4]} {moved} 0")
+
+        def filled(found: re.Match[str], first: int = first, moved: int = moved) -> str:
+            here = first + found.string.count("\n", 0, found.end()) + 1  # of what follows
+            return f"{found[1]} {(here - int(found[2])) % layout.PTX_LINES if int(found[2]) else moved} 0"
+
+        yield start, end, place.sub(filled, new) if new else new
 
 
 def stored_together(flow: Flow, plan: Plan) -> frozenset[int]:
@@ -166,7 +178,9 @@ class Inserter:
             _, start, end = self._statements[statement]
             at = self._scopes.outside(self._flow.code[mark.index].statement, mark.behind)
             lines = [self._flow.module.source(statement)]
-            if self._places and self._place(start) != self._place(at):
+            if not self._places:
+                lines = [_own_place_from(self._flow.module, start), *lines, own_place(self._flow.module)]
+            elif self._place(start) != self._place(at):
                 lines = [*self._chain(start), *lines, self._place(at)]
             self.pieces += [(at, at, _lines(lines)), (start, end, "")]
 

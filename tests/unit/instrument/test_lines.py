@@ -24,7 +24,7 @@ def own_lines(marked: str) -> list[tuple[str, int]]:
         elif line.startswith("}"):
             file = ""
         elif file == layout.PTX_FILE and line.strip():
-            out.append((line.strip(), number - moved))
+            out.append((line.strip(), (number - moved) % layout.PTX_LINES))
     return out
 
 
