@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -49,8 +50,9 @@ def recorded(program: list[str], *options: str) -> list[str]:
     return [sys.executable, "-m", "warplens", "record", "-f", "-o", "cost.wlens", *options, "--", *program]
 
 
-def measure(folder: Path) -> dict[str, Any]:
-    """Each figure, bare, with the header and below record, in turn where they are compared."""
+def measure(folder: Path, done: Callable[[dict[str, Any]], None]) -> None:
+    """Each figure, bare, with the header and below record, in turn where they are compared. `done`: takes all that has
+    been measured, behind each program."""
     with ThreadPoolExecutor() as pool:
         without, with_header = (
             str(path) for path in pool.map(lambda own: build(folder, *own), [("bare", "-DWITHOUT"), ("marked",)])
@@ -59,6 +61,8 @@ def measure(folder: Path) -> dict[str, Any]:
 
     def add(name: str, command: list[str]) -> None:
         out.setdefault(name, []).append(run(command, folder))
+        print(f"{name}: {out[name][-1]['command_seconds']} s", file=sys.stderr, flush=True)
+        done(out)
 
     # Behind each launch 3 ms, so that memory is free for the next; in these the thread sleeps, or is busy.
     paced = {how: ["marked", "200", "10000", "3000", how] for how in ("sleep", "spin")}
@@ -79,40 +83,35 @@ def measure(folder: Path) -> dict[str, Any]:
         options = ("--launch-count", count, "--rounds", "0")
         add(f"1000 launches of 10^5 events, {count} recorded", recorded([with_header, *large], *options))
     for how, name in [*KERNEL.items()] * 3:
-        of_kernel = [sys.executable, str(HERE / "launches.py"), "400", "10000", "3000", how]
+        of_kernel = [sys.executable, str(HERE / "launches.py"), "200", "10000", "3000", how]
         add(name, of_kernel)
         add(f"{name}, does not match", recorded(of_kernel, "-k", "^nothing$"))
-        add(f"{name}, recorded", recorded(of_kernel, "--launch-count", "400", "--rounds", "0"))
-    out["file_bytes"] = (folder / "cost.wlens").stat().st_size if (folder / "cost.wlens").exists() else None
-    return out
+        add(f"{name}, recorded", recorded(of_kernel, "--launch-count", "200", "--rounds", "0"))
 
 
 def reached(found: dict[str, Any]) -> dict[str, float]:
-    """What the figures say of the bounds: differences of medians."""
-
-    def middle(name: str, key: str) -> float:
-        return median(entry[key] for entry in found[name])
-
-    few, many = (found[f"1000 launches of 10^5 events, {count} recorded"][0] for count in (100, 1000))
+    """What the figures say of the bounds, as far as they have been measured: differences of medians."""
     nothing, header = "record, nothing matches", "header, not recorded"
-    of_a_launch = {
-        f"{of}_launch_us, {how}": middle(f"{how}, {of}", "p50_us") - middle(f"{how}, {header}", "p50_us")
-        for how in ("spin", "sleep")
-        for of in ("recorded", "recorded or timed")
+    compared = {
+        "match_nothing_seconds": (nothing, header, "command_seconds"),
+        "unrecorded_launch_us": (nothing, header, "p50_us"),
+        "header_alone_us": (header, "bare", "p50_us"),
     }
-    of_kernel: dict[str, float] = {}
+    for how in ("spin", "sleep"):
+        for of in ("recorded", "recorded or timed"):
+            compared[f"{of}_launch_us, {how}"] = f"{how}, {of}", f"{how}, {header}", "p50_us"
     for name in KERNEL.values():
         for key, of in (("unrecorded", "does not match"), ("recorded", "recorded")):
-            of_kernel[f"{key}_launch_us, {name}"] = middle(f"{name}, {of}", "p50_us") - middle(name, "p50_us")
-    return {
-        "match_nothing_seconds": middle(nothing, "command_seconds") - middle(header, "command_seconds"),
-        "unrecorded_launch_us": middle(nothing, "p50_us") - middle(header, "p50_us"),
-        "header_alone_us": middle(header, "p50_us") - middle("bare", "p50_us"),
-        **of_a_launch,
-        **of_kernel,
-        "resident_bytes_100_recorded": few["resident_bytes"],
-        "resident_bytes_1000_recorded": many["resident_bytes"],
-    }
+            compared[f"{key}_launch_us, {name}"] = f"{name}, {of}", name, "p50_us"
+    out = {}
+    for what, (one, other, key) in compared.items():
+        if one in found and other in found:
+            first, second = (median(entry[key] for entry in found[name]) for name in (one, other))
+            out[what] = first - second
+    for count in (100, 1000):
+        for entry in found.get(f"1000 launches of 10^5 events, {count} recorded", []):
+            out[f"resident_bytes_{count}_recorded"] = entry["resident_bytes"]
+    return out
 
 
 def facts() -> dict[str, Any]:
@@ -131,11 +130,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
+    head, text = facts(), ""
+
+    def done(found: dict[str, Any]) -> None:
+        nonlocal text
+        text = json.dumps({**head, "reached": reached(found), "results": found}, indent=1) + "\n"
+        if arguments.output:
+            arguments.output.write_text(text, encoding="utf-8")
+
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder))
-    text = json.dumps({**facts(), "reached": reached(found), "results": found}, indent=1) + "\n"
-    if arguments.output:
-        arguments.output.write_text(text, encoding="utf-8")
+        measure(Path(folder), done)
     sys.stdout.write(text)
 
 

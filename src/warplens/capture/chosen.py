@@ -226,12 +226,12 @@ class Ways:
 
     def modes(self, what: str, selection: Selection) -> Iterator[tuple[str, Mode]]:
         """In the order to try, by their names."""
-        yield what, Mode(selection)
-        if self.most:
-            yield f"{what}, {self.most} registers at most", Mode(selection, self.most)
         limit = f", {self.most} registers at most" if self.most else ""
         fewer = State.FEWER_REGISTERS
+        yield what, Mode(selection)
         yield f"{what}, {FRUGAL}{limit}", Mode(selection, self.most, fewer)
+        if self.most:
+            yield f"{what}{limit}", Mode(selection, self.most)
         if self.hoisted and selection.level in ("waits", "all"):  # fewer marks are in no loop, and move nothing
             yield f"{what}, {_IN_PLACE}{limit}", Mode(selection, self.most, hoists=False)
             yield f"{what}, {FRUGAL}, {_IN_PLACE}{limit}", Mode(selection, self.most, fewer, hoists=False)

@@ -60,8 +60,10 @@ _LEFT_SHIFT: Final = layout.META_SM_SHIFT + layout.META_SM_BITS
 _NO_SPACE: Final = 0xFFFFFFFF & ~OWN
 MOST_CHUNKS_A_SLAB: Final = (_NO_SPACE >> _LEFT_SHIFT) - 1
 _GROWTH_SHIFT: Final = 3
+_GROWTH_SHIFT_IN_PROGRAM: Final = 5
 _MOST_GROWN: Final = 64
-"""A warp that wrote n records asks for n / 8 chunks, 64 at most, where that is more than a slab."""
+"""A warp that wrote n records asks for n / 8 chunks, 64 at most, where that is more than a slab; in a program that
+nvcc builds for n / 32, since its memory is that of each launch, and what a warp has no use for another may lose."""
 _LOST: Final = 1 << 31
 _HASH: Final = 0x9E3779B9  # as cursor_offset of arena.cuh
 
@@ -369,7 +371,7 @@ class Recorder:
         return [
             f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
             f"@%wl_p5 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
-            f"shr.u32 %wl_r2, %wl_seq, {_GROWTH_SHIFT};",
+            f"shr.u32 %wl_r2, %wl_seq, {_GROWTH_SHIFT_IN_PROGRAM if self.listed else _GROWTH_SHIFT};",
             f"min.u32 %wl_r2, %wl_r2, {_MOST_GROWN};",
             "max.u32 %wl_slab, %wl_slab, %wl_r2;",
             *self._slab(),

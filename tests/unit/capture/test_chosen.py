@@ -62,13 +62,13 @@ def test_what_spills_is_tried_with_fewer_marks_and_each_try_is_told() -> None:
     found = choose(MODULE, Selection(), assembler)
     assert found.lines == [
         "other: the marks asked for: 8 bytes spill",
-        "other: the marks asked for, 64 registers at most: 8 bytes spill",
         "other: the marks asked for, a recorder with fewer registers, 64 registers at most: 8 bytes spill",
+        "other: the marks asked for, 64 registers at most: 8 bytes spill",
         "other: the marks asked for, state in local memory: 8 bytes spill",
         "other: the marks asked for, state in local memory, 64 registers at most: 8 bytes spill",
         "other: marks outside of loops: 8 bytes spill",
-        "other: marks outside of loops, 64 registers at most: 8 bytes spill",
         "other: marks outside of loops, a recorder with fewer registers, 64 registers at most: 8 bytes spill",
+        "other: marks outside of loops, 64 registers at most: 8 bytes spill",
         "other: marks outside of loops, state in local memory: 8 bytes spill",
         "other: marks outside of loops, state in local memory, 64 registers at most: 8 bytes spill",
         "other: it gets begin and end",
@@ -167,7 +167,7 @@ def test_too_few_registers_for_an_instruction_is_a_mode_that_fails_and_no_failur
     found = choose(MODULE, Selection(), assemble, kernels="one")
     assert found.lines == [
         "one: the marks asked for: ptxas says C7602",
-        "one: it gets the marks asked for, 32 registers at most",
+        "one: it gets the marks asked for, a recorder with fewer registers, 32 registers at most",
     ]
 
 
@@ -177,7 +177,7 @@ def test_for_as_many_blocks_on_an_sm_registers_are_limited_and_if_that_spills_th
     assert ".maxnreg 32" in assembler.texts[-1]
     assert found.lines == [
         "one: the marks asked for: 3 blocks fit on an SM in place of 4",
-        "one: it gets the marks asked for, 32 registers at most",
+        "one: it gets the marks asked for, a recorder with fewer registers, 32 registers at most",
     ]
     assembler = Assembler(log(32), log(40), log(32, 4), log(40))
     found = choose(MODULE, Selection(), assembler, kernels="one")
@@ -192,8 +192,8 @@ def test_where_arithmetic_ahead_of_waits_takes_registers_it_is_left_in_place() -
     found = choose(module, Selection(), assembler, kernels="one")
     assert found.lines[:4] == [
         "one: the marks asked for: 3 blocks fit on an SM in place of 4",
-        "one: the marks asked for, 32 registers at most: 4 bytes spill",
         "one: the marks asked for, a recorder with fewer registers, 32 registers at most: 4 bytes spill",
+        "one: the marks asked for, 32 registers at most: 4 bytes spill",
         "one: it gets the marks asked for, arithmetic left behind waits, 32 registers at most",
     ]
     clock, add = (assembler.texts[-1].index(own) for own in ("%clock", "add.u32 %r1"))
@@ -232,7 +232,7 @@ def test_a_kernel_that_does_not_say_its_blocks_size_can_have_the_largest_as_befo
         if most is None
         else [
             f"other: the marks asked for: a block of {threads} threads would not fit on an SM any more",
-            f"other: it gets the marks asked for, {most} registers at most",
+            f"other: it gets the marks asked for, a recorder with fewer registers, {most} registers at most",
         ]
     )
     assert found.lines == told
@@ -242,5 +242,8 @@ def test_a_block_that_would_not_fit_is_worse_than_fewer_marks() -> None:
     found = choose(
         MODULE, Selection(), Assembler(*(log(n, name="other") for n in (64, *[70] * 6, 64))), kernels="other"
     )
-    assert found.lines[-1] == "other: it gets marks outside of loops, 64 registers at most"
+    assert (
+        found.lines[-1]
+        == "other: it gets marks outside of loops, a recorder with fewer registers, 64 registers at most"
+    )
     assert not any("fewer blocks" in line for line in found.lines)

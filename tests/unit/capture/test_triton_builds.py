@@ -35,8 +35,8 @@ def test_marks_that_spill_give_way_to_fewer_and_in_the_end_to_none(fake: Fake, m
         for marks in ("the marks asked for", "marks outside of loops")
         for how in (
             "",
-            ", 40 registers at most",
             ", a recorder with fewer registers, 40 registers at most",
+            ", 40 registers at most",
             ", state in shared memory",
             ", state in shared memory, 40 registers at most",
         )
@@ -76,7 +76,7 @@ def test_marks_that_leave_fewer_blocks_are_tried_with_fewer_registers(monkeypatc
     assert ".maxnreg 40" in limited
     assert capture.notes == [
         "k: the marks asked for: 4 blocks fit on an SM in place of 6",
-        "k: it gets the marks asked for, 40 registers at most",
+        "k: it gets the marks asked for, a recorder with fewer registers, 40 registers at most",
     ]
     registers[True] = 50
     with pytest.warns(TritonWarning, match="its marks leave 4 blocks on an SM instead of 6"), TritonCapture():
@@ -135,8 +135,8 @@ def test_where_the_state_in_registers_spills_it_moves_to_shared_memory(monkeypat
     assert ".shared .align 8 .b8 warplens_state[1024];" in text
     assert capture.notes[:3] == [
         "k: the marks asked for: 8 bytes spill",
-        "k: the marks asked for, 40 registers at most: 8 bytes spill",
         "k: the marks asked for, a recorder with fewer registers, 40 registers at most: 8 bytes spill",
+        "k: the marks asked for, 40 registers at most: 8 bytes spill",
     ]
     assert capture.notes[3].startswith("k: it gets the marks asked for, state in shared memory: ")
     assert capture.told == []
