@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT, Function, Module, file_name
+from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT, Function, Module, file_name, integer
 
 if TYPE_CHECKING:
     from warplens.instrument.lanes import Lanes
@@ -26,6 +26,9 @@ _LOC: Final = re.compile(rf"\.loc\s++{_PLACE}(?:.*\binlined_at\s++{_PLACE})?", r
 _LINE_COMMENT: Final = re.compile(r"[ \t]*+//([^\n]*+)")
 _OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):([0-9]{1,9}):([0-9]{1,9})[\s\]]*\Z")
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
+_DECLARATION: Final = re.compile(r"\s*\.reg\s+(?:\.v[24]\s+)?\.\w+\s+(.*)", re.DOTALL)
+_MOST_DECLARED: Final = 4096
+"""Registers of one name and a count within braces: more are damage."""
 _REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzw]\b)?")
 _ROWS: Final = re.compile(r"%n?tid(?:\.[yz]|(?![.\w]))")
 _ENDS: Final = frozenset({"ret", "exit", "trap"})
@@ -101,6 +104,14 @@ class Loop:
     blocks: frozenset[int]
 
 
+def _declared(names: str) -> Iterator[str]:
+    """The registers that a declaration names: `%r<3>` are %r0, %r1 and %r2."""
+    for name in names.split(","):
+        stem, _, count = name.strip(" \t\r\n;").partition("<")
+        number = integer(count.rstrip("> \t")) if count else None
+        yield from (f"{stem}{n}" for n in range(min(number, _MOST_DECLARED))) if number else (stem,)
+
+
 class Flow:
     """Instructions and blocks of one function."""
 
@@ -109,6 +120,7 @@ class Flow:
         self.code: list[Instruction] = []
         self._labels: list[tuple[int, str, int, tuple[int, ...]]] = []  # instruction, name, statement, scope
         self._scopes: list[tuple[int, ...]] = []
+        self._declared: dict[int, set[str]] = {}  # registers that braces have of their own
         self._inlined: dict[Place, Place] = {}
         self._read()
         self._targets = {number: self._targets_of(number) for number in range(len(self.code))}
@@ -123,6 +135,8 @@ class Flow:
             kind, start, _ = module.statements[index]
             if kind == STATEMENT:
                 if module.text[start] == ".":
+                    if scope and (declared := _DECLARATION.match(module.bare(index))):
+                        self._declared.setdefault(scope[-1], set()).update(_declared(declared[1]))
                     continue
                 found = _INSTRUCTION.match(module.bare(index).rstrip("; \t\r\n").lstrip())
                 if found:
@@ -140,6 +154,13 @@ class Flow:
                 scope.append(index)
             elif kind == CLOSE and scope:
                 scope.pop()
+
+    def scoped(self, number: int, name: str) -> str:
+        """What tells a register of an instruction's from one of the same name that other braces declare."""
+        for brace in reversed(self._scopes[number]) if self._declared else ():
+            if name in self._declared.get(brace, ()):
+                return f"{name}${brace}"
+        return name
 
     def place(self, index: int, before: Place) -> Place:
         """Where a `.loc` stands in the kernel's own source: out of what was inlined, as far as the PTX tells."""
@@ -325,14 +346,14 @@ class Flow:
         own = self.code[index]
         if self.block_of[index] in self.lone or self._lone.says_one(own.predicate, not own.negated):
             return 1
-        whole = self._ends_together and self._lanes[1].is_same(own.predicate)
+        whole = self._ends_together and self._lanes[1].is_same(self.scoped(index, own.predicate))
         return 32 if whole and not self.is_in_part(index, False) else None
 
     @cached_property
     def _ends_together(self) -> bool:
         """Whether no `ret` or `exit` lets some lanes of a warp go before the others."""
-        ends = [own for number, own in enumerate(self.code) if own.predicate and self.leaves(number)]
-        return all(self._lanes[1].is_same(own.predicate) for own in ends)
+        ends = [number for number, own in enumerate(self.code) if own.predicate and self.leaves(number)]
+        return all(self._lanes[1].is_same(self.scoped(number, self.code[number].predicate)) for number in ends)
 
     def is_apart(self, index: int, behind: bool) -> bool:
         """Whether some lanes of a warp, but not one alone, can come in front of or behind an instruction while others

@@ -46,8 +46,8 @@ class Lanes:
         self._users: dict[str, list[int]] = {}
         self._sources = []
         for number, own in enumerate(flow.code):
-            self._sources.append(own.sources)
-            for source in own.sources:
+            self._sources.append([flow.scoped(number, source) for source in own.sources])
+            for source in self._sources[-1]:
                 self._users.setdefault(source, []).append(number)
         self._differing: set[str] = set()
         self.apart: frozenset[int] = frozenset()
@@ -66,8 +66,8 @@ class Lanes:
     def _thread_numbers(self) -> set[str]:
         """Registers that hold %tid.x, and nothing else."""
         found: dict[str, bool] = {}
-        for own in self._flow.code:
-            for target in own.targets:
+        for number, own in enumerate(self._flow.code):
+            for target in (self._flow.scoped(number, name) for name in own.targets):
                 is_number = own.name == "mov" and own.operands.rpartition(",")[2].strip() == "%tid.x"
                 found[target] = found.get(target, True) and is_number and not own.predicate
         return {register for register, is_number in found.items() if is_number}
@@ -81,7 +81,8 @@ class Lanes:
             own = self._flow.code[number]
             if block_of[number] not in self.apart and not self._differs(number, own):
                 continue
-            for target in own.targets:
+            for name in own.targets:
+                target = self._flow.scoped(number, name)
                 if target not in self._differing:
                     self._differing.add(target)
                     pending += self._users.get(target, ())
@@ -91,17 +92,18 @@ class Lanes:
         name = own.name
         if name in _SAME:
             return False
-        parts = [part.strip() for part in own.operands.split(",")]
+        parts = [self._flow.scoped(number, part.strip()) for part in own.operands.split(",")]
         if name in _AMONG:
             return not self.is_same(parts[-1])
         if name == "shfl":  # shfl.sync.idx d, a, lane, clamp, mask
             return not (".idx" in own.opcode and len(parts) > 3 and self.is_same(parts[2]) and self._is_whole(parts[3]))
         if name not in _KEEPS or own.opcode.startswith("ld.local"):
             return True
-        if own.opcode.startswith("ld.param"):  # else of what a call gave back
-            return not any(source in self._parameters for source in self._sources[number])
+        named = [source for source in self._sources[number] if source[:1] != "%"]
+        if own.opcode.startswith("ld.param") and named:  # by its name: else of what a call gave back
+            return not any(source in self._parameters for source in named)
         if self._threads and self._drops_the_lane(own, parts):
-            return own.predicate in self._differing
+            return self._flow.scoped(number, own.predicate) in self._differing
         return any(
             source in self._differing or source in _DIFFER or source.startswith(_BY_LANE)
             for source in self._sources[number]
@@ -124,7 +126,8 @@ class Lanes:
 
     def _is_whole(self, clamp: str) -> bool:
         """Whether a shuffle's fourth operand makes one segment of the warp: else each of its segments has a lane 0."""
-        made = [own.operands for own in self._flow.code if clamp in own.targets]
+        code, scoped = self._flow.code, self._flow.scoped
+        made = [own.operands for n, own in enumerate(code) if any(scoped(n, name) == clamp for name in own.targets)]
         value = integer(made[0].rpartition(",")[2].strip() if len(made) == 1 else clamp)
         return value is not None and value >> 8 & 31 == 0
 
@@ -134,10 +137,10 @@ class Lanes:
 
     def _parts(self, branch: int) -> bool:
         block = self._flow.blocks[branch]
-        last = self._flow.code[block.stop - 1]
-        if last.name == "brx":
-            return not self.is_same(last.operands.partition(",")[0].strip())
-        return bool(last.predicate) and not self.is_same(last.predicate)
+        number = block.stop - 1
+        last = self._flow.code[number]
+        asked = last.operands.partition(",")[0].strip() if last.name == "brx" else last.predicate
+        return bool(asked) and not self.is_same(self._flow.scoped(number, asked))
 
     def _region(self, branch: int) -> set[int]:
         """Blocks between a branch and where its ways meet; none when they meet nowhere but at the function's end."""

@@ -87,7 +87,7 @@ class Lone:
         tells = False
         for own in defined:
             parts = [part.strip() for part in own.operands.split(",")]
-            values = [integer(part) for part in parts[1:3]]
+            values = [self._constant(part) for part in parts[1:3]]
             if own.name == "selp" and not own.predicate and values[0] and values[1] == 0:
                 tells = self.says_one(parts[3], True, depth + 1)
             elif own.name == "mov" and values[0] and own.predicate and not own.negated:
@@ -99,6 +99,13 @@ class Lone:
             if not tells and values != [0]:
                 return False
         return tells
+
+    def _constant(self, operand: str) -> int | None:
+        """The number that an operand is, or a register that is set to one, once."""
+        defined = self._definitions.get(operand, [])
+        if len(defined) == 1 and defined[0].name == "mov" and not defined[0].predicate:
+            return integer(defined[0].operands.partition(",")[2].strip())
+        return integer(operand)
 
     def _lane_less(self, register: str, depth: int) -> int | None:
         """What a register holds more than %tid.x, modulo 32; None where it cannot be told."""

@@ -49,6 +49,7 @@ def arrives(asks: str, threads: str = "384, 1, 1") -> bool:
         ELECTED,
         AS_A_NUMBER,
         "elect.sync %r2|%p2, -1; selp.b32 %r3, 1, 0, %p2; setp.eq.s32 %p1, %r3, 0;",
+        AS_A_NUMBER.replace("mov.u32 %r3, 0;", "mov.u32 %r4, 0; mov.u32 %r3, %r4;"),  # as nvcc writes CUTLASS's
     ],
 )
 def test_behind_a_question_that_one_lane_passes_marks_stand(asks: str) -> None:
@@ -68,6 +69,8 @@ def test_behind_a_question_that_one_lane_passes_marks_stand(asks: str) -> None:
         "elect.sync %r2|%p2, -1; setp.ne.s32 %p1, %r2, %r1;",
         "mov.u32 %r3, 0; elect.sync %r2|%p2, -1; @!%p2 mov.u32 %r3, 1; setp.eq.s32 %p1, %r3, 0;",
         "setp.ne.s32 %p1, %r1, 0; @%p3 setp.ne.s32 %p1, %r1, 5;",
+        AS_A_NUMBER.replace("mov.u32 %r3, 0;", "mov.u32 %r4, %r1; mov.u32 %r3, %r4;"),
+        AS_A_NUMBER.replace("mov.u32 %r3, 0;", "mov.u32 %r4, 0; @%p3 mov.u32 %r4, 1; mov.u32 %r3, %r4;"),
     ],
 )
 def test_behind_any_other_question_none_stand(asks: str) -> None:

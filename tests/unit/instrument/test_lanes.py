@@ -1,0 +1,81 @@
+"""Where the lanes of a warp are held to be together, and where not."""
+
+from __future__ import annotations
+
+import pytest
+
+from warplens.instrument import instrument
+
+KERNEL = """.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .align 8 .b8 n[16])
+{{
+	.reg .b32 %r<9>;
+	.reg .b64 %rd<9>;
+	.reg .pred %p<9>;
+	mov.u32 %r1, %tid.x;
+	{asks}
+	@%p1 bra $skip;
+	bar.warp.sync -1;
+	bar.sync 0;
+$skip:
+	bar.sync 1;
+	ret;
+}}
+"""
+ASKS_AGAIN = """{{
+	.reg .pred P1;
+	mbarrier.try_wait.parity.shared::cta.b64 P1, [{bar}], 0;
+	selp.b32 {out}, 1, 0, P1;
+	}}
+"""
+APART = "setp.lt.u32 %p2, %r1, 7; @%p2 bra $apart; " + ASKS_AGAIN.format(bar="%r1", out="%r3") + "$apart: "
+
+
+def waits(asks: str) -> bool:
+    """Whether the barrier is marked that comes where %p1 does not hold."""
+    (kernel,) = instrument(KERNEL.format(asks=asks)).kernels
+    assert kernel.site_set is not None
+    marked = any(site["name"].endswith("wait barrier 0") for site in kernel.site_set["sites"])
+    assert marked != any("only some lanes" in line for line in kernel.left_out)
+    return marked
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        "ld.param.u32 %r2, [n+4]; setp.eq.u32 %p1, %r2, 0;",
+        "mov.b64 %rd1, n; ld.param.u32 %r2, [%rd1+4]; setp.eq.u32 %p1, %r2, 0;",  # as nvcc writes large parameters
+        "mov.b64 %rd1, n; ld.param.v2.u32 {%r2, %r3}, [%rd1+8]; setp.eq.u32 %p1, %r3, 0;",
+        # Registers of other braces that have the same name.
+        APART + ASKS_AGAIN.format(bar="8", out="%r2") + "setp.ne.s32 %p1, %r2, 0;",
+        APART.replace("P1", "%q<3>", 1).replace("P1", "%q1")
+        + ASKS_AGAIN.format(bar="8", out="%r2").replace("P1", "%q1").replace(".pred %q1", ".pred %q<2>")
+        + "setp.ne.s32 %p1, %r2, 0;",
+    ],
+)
+def test_what_is_the_same_in_all_lanes_parts_none(asks: str) -> None:
+    assert waits(asks)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        "setp.lt.u32 %p1, %r1, 7;",
+        (
+            "mov.b64 %rd1, n; cvt.u64.u32 %rd2, %r1; add.s64 %rd1, %rd1, %rd2; ld.param.u32 %r2, [%rd1]; "
+            "setp.eq.u32 %p1, %r2, 0;"
+        ),
+        "ld.param.u32 %r2, [given]; setp.eq.u32 %p1, %r2, 0;",  # what a call gave back
+        APART + "setp.ne.s32 %p1, %r3, 0;",
+        ASKS_AGAIN.format(bar="%r1", out="%r2") + "setp.ne.s32 %p1, %r2, 0;",
+        # Of the braces round it, not of those before.
+        (
+            "{ .reg .pred P1; setp.lt.u32 P1, %r1, 7; { .reg .pred P2; setp.ne.u32 P2, %r2, 0; } selp.b32 %r3, 1, 0, P1; } "
+            "setp.ne.s32 %p1, %r3, 0;"
+        ),
+    ],
+)
+def test_what_differs_between_lanes_parts_them(asks: str) -> None:
+    assert not waits(asks)
