@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,11 @@ _LINE_COMMENT: Final = re.compile(r"[ \t]*+//([^\n]*+)")
 _OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):([0-9]{1,9}):([0-9]{1,9})[\s\]]*\Z")
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
 _DECLARATION: Final = re.compile(r"\s*\.reg\s+(?:\.v[24]\s+)?\.\w+\s+(.*)", re.DOTALL)
+_LONGEST_CHAIN: Final = 32
+"""Calls that were inlined in each other: more are a circle, and damage."""
+_DEEPEST_WRAPPER: Final = 4
+_MOST_OF_A_WRAPPER: Final = 0.9
+"""Of a kernel's instructions, for the line that they come from to say nothing."""
 _MOST_DECLARED: Final = 4096
 """Registers of one name and a count within braces: more are damage."""
 _REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzw]\b)?")
@@ -122,13 +128,16 @@ class Flow:
         self._scopes: list[tuple[int, ...]] = []
         self._declared: dict[int, set[str]] = {}  # registers that braces have of their own
         self._inlined: dict[Place, Place] = {}
+        self._chains: list[tuple[Place, ...]] = []  # of each instruction, from the kernel into what was inlined
         self._read()
+        self._unwrap()
         self._targets = {number: self._targets_of(number) for number in range(len(self.code))}
         self.blocks = list(self._cut())
         self._connect()
 
     def _read(self) -> None:
         place: Place = (0, 0, 0)
+        chain: tuple[Place, ...] = ()
         scope: list[int] = []
         module = self.module
         for index in range(self.function.first, self.function.last):
@@ -145,8 +154,10 @@ class Flow:
                     own = Instruction(index, predicate or "", negated == "!", opcode, name, operands.strip(), place)
                     self.code.append(own)
                     self._scopes.append(tuple(scope))
+                    self._chains.append(chain)
             elif kind == LINE:
                 place = self.place(index, place)
+                chain = self._chain(index) or chain
             elif kind == LABEL:
                 name = module.bare(index).rstrip(": \t\r\n")
                 self._labels.append((len(self.code), name, index, tuple(scope)))
@@ -154,6 +165,32 @@ class Flow:
                 scope.append(index)
             elif kind == CLOSE and scope:
                 scope.pop()
+
+    def _unwrap(self) -> None:
+        """Where one line of the kernel's own source calls all that it does, as in templates whose kernel is a wrapper,
+        instructions stand where that was written: else all of them would have this line's name."""
+        for _ in range(_DEEPEST_WRAPPER):
+            lines = Counter(own.place[:2] for own in self.code)
+            line, most = lines.most_common(1)[0] if lines else ((0, 0), 0)
+            inner = {}
+            if most >= _MOST_OF_A_WRAPPER * len(self.code):
+                for number, (own, chain) in enumerate(zip(self.code, self._chains, strict=True)):
+                    within = chain[chain.index(own.place) + 1 :] if own.place in chain else ()
+                    if own.place[:2] == line and within:
+                        inner[number] = within[0]
+            if len(inner) < most / 2:
+                return
+            for number, place in inner.items():
+                self.code[number] = replace(self.code[number], place=place)
+
+    def _chain(self, index: int) -> tuple[Place, ...]:
+        """The calls that a `.loc` was inlined through, the kernel's own first."""
+        _, start, end = self.module.statements[index]
+        found = _LOC.match(self.module.text, start, end)
+        out = [(int(found[1]), int(found[2]), int(found[3]))] if found else []
+        while out and out[-1] in self._inlined and len(out) < _LONGEST_CHAIN:
+            out.append(self._inlined[out[-1]])
+        return tuple(reversed(out))
 
     def scoped(self, number: int, name: str) -> str:
         """What tells a register of an instruction's from one of the same name that other braces declare."""
@@ -175,7 +212,7 @@ class Flow:
             return self._numbered[outer[1]], int(outer[2]), int(outer[3])
         if found[4]:
             self._inlined[own] = int(found[4]), int(found[5]), int(found[6])
-            for _ in range(32):  # a chain of calls; a circle is damage
+            for _ in range(_LONGEST_CHAIN):
                 if own not in self._inlined:
                     break
                 own = self._inlined[own]

@@ -72,8 +72,8 @@ def test_what_is_the_same_in_all_lanes_parts_none(asks: str) -> None:
         ASKS_AGAIN.format(bar="%r1", out="%r2") + "setp.ne.s32 %p1, %r2, 0;",
         # Of the braces round it, not of those before.
         (
-            "{ .reg .pred P1; setp.lt.u32 P1, %r1, 7; { .reg .pred P2; setp.ne.u32 P2, %r2, 0; } selp.b32 %r3, 1, 0, P1; } "
-            "setp.ne.s32 %p1, %r3, 0;"
+            "{ .reg .pred P1; setp.lt.u32 P1, %r1, 7; { .reg .pred P2; setp.ne.u32 P2, %r2, 0; } "
+            "selp.b32 %r3, 1, 0, P1; } setp.ne.s32 %p1, %r3, 0;"
         ),
     ],
 )

@@ -72,3 +72,51 @@ def test_the_files_of_marks_are_no_other_files(corpus: dict[str, str]) -> None:
     for text in corpus.values():
         files = FILE.findall(instrument(text).text)
         assert len(dict(files)) == len(files) == len(FILE.findall(text)) + 2
+
+
+WRAPPED = """.version 8.0
+.target sm_90
+.address_size 64
+.file 1 "wrapper.h"
+.file 2 "matmul.hpp"
+.file 3 "barrier.h"
+.visible .entry k(.param .u64 n)
+{{
+	.reg .b32 %r<9>;
+	.loc 1 5 1
+	mov.u32 %r1, %tid.x;
+{calls}	ret;
+}}
+$L__info_string0:
+"""
+
+
+def call(*lines: tuple[int, int], barrier: int) -> str:
+    """A barrier that was inlined through calls at these places, file and line, and what it is called with."""
+    chain = [*lines, (3, 7)]
+    out = [f"\t.loc {file} {line} 1\n" for file, line in chain[:1]]
+    for (file, line), (around, at) in zip(chain[1:], chain, strict=False):
+        out.append(f"\t.loc {file} {line} 1, function_name $L__info_string0, inlined_at {around} {at} 1\n")
+    work = "".join(f"\tadd.u32 %r{n}, %r1, {n};\n" for n in range(2, 9))
+    return f"{''.join(out)}{work}\tbar.sync {barrier};\n"
+
+
+def waits(text: str) -> list[str]:
+    (kernel,) = instrument(text).kernels
+    assert kernel.site_set is not None
+    return [site["name"] for site in kernel.site_set["sites"] if site["kind"] == "wait"]
+
+
+def test_sites_of_a_kernel_that_is_a_wrapper_have_lines_of_what_it_wraps() -> None:
+    """The same barrier, called from two lines: where it is written would name both alike."""
+    calls = call((1, 5), (2, 10), barrier=1) + call((1, 5), (2, 20), barrier=2)
+    assert waits(WRAPPED.format(calls=calls)) == ["matmul.hpp:10 wait barrier 1", "matmul.hpp:20 wait barrier 2"]
+    twice = "".join(call((1, 5), (2, 10), (2, line), barrier=line) for line in (3, 4))  # a wrapper in a wrapper
+    assert waits(WRAPPED.format(calls=twice)) == ["matmul.hpp:3 wait barrier 3", "matmul.hpp:4 wait barrier 4"]
+
+
+def test_sites_of_any_other_kernel_have_its_own_lines() -> None:
+    calls = call((1, 5), (2, 10), barrier=1) + call((1, 6), (2, 20), barrier=2)
+    assert waits(WRAPPED.format(calls=calls)) == ["wrapper.h:5 wait barrier 1", "wrapper.h:6 wait barrier 2"]
+    alone = "".join(call((1, 5), barrier=n) for n in (1, 2)).replace(".loc 3 7 1, f", "// f")
+    assert waits(WRAPPED.format(calls=alone)) == ["wrapper.h:5 wait barrier 1", "wrapper.h:5 wait barrier 2"]
