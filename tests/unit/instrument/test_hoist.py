@@ -68,6 +68,7 @@ def moved(body: str, selection: Selection | None = None) -> list[str]:
 
 ADD = "add.u32 %r4, %r2, 5"
 USE = "st.global.u32 [out+4], %r4"
+LOADED = "tcgen05.wait::ld.sync.aligned;"
 PRODUCT, LANDED = "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32", "wgmma.wait_group.sync.aligned 0;"
 
 
@@ -118,6 +119,8 @@ def test_arithmetic_behind_a_wait_goes_ahead_of_it(body: str, found: list[str]) 
         f"bar.sync 0; {marker('phase', 'own')}\n {ADD}; {USE};",
         f"{PRODUCT} {{%r4,%r5}}, %d1, %d1, %p4, 1, 1; {LANDED} add.u32 %r6, %r4, 1; st.global.u32 [out], %r6;",
         f"{PRODUCT} {{%r4,%r5}}, {{%r6,%r7}}, %d1, %p4, 1, 1; {LANDED} mov.u32 %r6, %r2;",
+        f"tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {{%r4,%r5}}, %t, [%r3]; {LOADED} add.u32 %r6, %t, 1;",
+        "bar.sync 0; tex.2d.v4.u32.s32 {%r4,%r5,%r6,%r7}|%p4, [%d1, {%r8,%r9}]; selp.u32 %r10, 1, 0, %p4;",
     ],
     ids=[
         "predicated", "a lane's number", "the time", "load", "made of what is loaded", "register still read",
@@ -126,6 +129,7 @@ def test_arithmetic_behind_a_wait_goes_ahead_of_it(body: str, found: list[str]) 
         "between clock reads",
         "other registers", "call", "of a warp, behind a way out", "behind a mark of the source",
         "result of a product", "operand of a product under way",
+        "what a load reduces", "predicate beside a vector",
     ],
 )  # fmt: skip
 def test_what_may_differ_there_stays(body: str) -> None:
@@ -151,6 +155,24 @@ def test_what_a_product_hides_anyway_stays_beside_it() -> None:
     product = f"{PRODUCT} {{%r10,%r11}}, %d2, %d1, %p4, 1, 1;"
     body = f"bar.sync 0; {ADD}; add.s64 %d2, %d1, 5; {product} {LANDED} {USE};"
     assert moved(body) == ["add.s64 %d2, %d1, 5"]
+
+
+def test_time_is_taken_in_proportion_to_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be asked of a mark is asked once, not for each instruction: a long loop took minutes."""
+    asked: list[int] = []
+    whether = Flow.is_behind_jump
+
+    def counted(own: Flow, index: int, behind: bool) -> bool:
+        asked.append(index)
+        return whether(own, index, behind)
+
+    monkeypatch.setattr(Flow, "is_behind_jump", counted)
+    counts = []
+    for many in (1, 9):
+        asked.clear()
+        moved(" ".join(f"bar.sync {n}; {f'{ADD}; ' * many}{USE};" for n in range(8)))
+        counts.append(len(asked))
+    assert counts[0] == counts[1]
 
 
 def test_in_a_pipelined_matmul_addresses_are_made_beside_the_product(corpus: dict[str, str]) -> None:
