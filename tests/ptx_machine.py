@@ -256,7 +256,10 @@ def _setp(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     if len(parts) > 3:
         third = bool(lane.value(parts[3]))
         found = (found and third) if kind[2] == "and" else (found or third)
-    lane.registers[parts[0]] = int(found)
+    holds, _, fails = parts[0].partition("|")
+    lane.registers[holds] = int(found)
+    if fails:
+        lane.registers[fails] = int(not found)
 
 
 def _rotate(lane: _Lane, parts: list[str], kind: list[str]) -> None:

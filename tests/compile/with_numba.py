@@ -19,7 +19,6 @@ from numba import cuda, float32, void  # type: ignore[import-not-found]
 
 from warplens import layout
 from warplens.capture import driver
-from warplens.capture import numba as door
 from warplens.capture.numba import NumbaDoor
 from warplens.capture.python import PythonCapture, PythonOptions
 
@@ -86,7 +85,7 @@ def without_a_gpu() -> None:
     dispatcher.LaunchConfig = lambda **named: types.SimpleNamespace(**named)
     driver.bindings = lambda: types.SimpleNamespace(CUlibrary=int, CUkernel=int)
     driver.call = lambda name, *args, **_: {"cuLibraryGetModule": args[0], "cuKernelGetFunction": args[0]}[name]
-    door.relaxed = contextlib.nullcontext
+    driver.relaxed = contextlib.nullcontext
 
 
 class Capture(PythonCapture):

@@ -6,10 +6,11 @@ the context that the process already has (torch's, CuPy's), else the primary con
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -85,6 +86,16 @@ def is_over(event: Any) -> bool:
     driver = bindings()
     (status,) = driver.cuEventQuery(event)
     return bool(status != driver.CUresult.CUDA_ERROR_NOT_READY)
+
+
+@contextlib.contextmanager
+def relaxed() -> Iterator[None]:
+    """Lets this thread make calls that are no launches while some stream is captured, and leaves the capture alone."""
+    before = call("cuThreadExchangeStreamCaptureMode", bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
 
 
 _given_up: tuple[str, Callable[[], bool]] | None = None

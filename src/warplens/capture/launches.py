@@ -2,7 +2,8 @@
 
 In: each launch as the program makes it, a `Request`. Out: chunks and entries, one launch after the other, to a `Keep`.
 Adds no launch and, where recording fails, makes the launch without it. A thread reads what a launch wrote; the
-program waits for that only where the memory is wanted for the next one.
+program waits for that only where the memory is wanted for the next one. Another stream may be captured at any time:
+what is asked of the driver meanwhile must not end that.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ class LaunchRecorder:
         if group is None:
             return kernel.plain_build().launch(shape, options, given)
         try:
-            seen[1] += self._launch_of(group, options, given)
+            with driver.relaxed():
+                seen[1] += self._launch_of(group, options, given)
         finally:
             group.room.busy.release()
         return None
@@ -164,9 +166,9 @@ class LaunchRecorder:
             self._replay(group, options, given, spare)
         self._flush_l2(kernel._device, stream)
         by_time = group.timed_traced < rounds and not by_replay
-        group.timed_traced += by_time
         room.cleared = False
         group.pending = launch_timed(group.traced, shape, options, given, spare, by_time=by_time)
+        group.timed_traced += by_time
         room.last, room.under_way = group, (group, group.pending)
         self._kept += 1
         self._have_read(room, context)
@@ -188,7 +190,8 @@ class LaunchRecorder:
             room, context = asked
             try:
                 driver.call("cuCtxSetCurrent", context)
-                self._drain(room)
+                with driver.relaxed():
+                    self._drain(room)
             except Exception as error:  # the program's threads go on
                 room.error = error
             finally:
@@ -220,7 +223,8 @@ class LaunchRecorder:
                 self._leave_out(_BESIDE)
                 return None
             try:
-                self._groups[key] = self._group(kernel, shape, options, stream)
+                with driver.relaxed():
+                    self._groups[key] = self._group(kernel, shape, options, stream)
             except WarplensError as error:
                 self._groups[key] = None
                 self._leave_out(f"launches of {kernel.name}, which cannot be recorded: {error}")

@@ -26,7 +26,7 @@ class Function:
         self.handle = handle
         self.name = name
         self._configurations: dict[tuple[Any, ...], Any] = {}
-        self._sizes: tuple[tuple[int, ...] | None] | None = None
+        self._sizes: tuple[int, ...] | None = None
         self._most_shared: int | None = None
 
     def _attribute(self, name: str) -> int:
@@ -58,10 +58,11 @@ class Function:
         }
 
     def parameter_sizes(self) -> tuple[int, ...] | None:
-        """Bytes of each parameter; None when the driver is too old to tell."""
+        """Bytes of each parameter; None when the driver is too old to tell, or cannot tell now, as to a thread without
+        a context: the next launch asks again."""
         if self._sizes is None:
-            self._sizes = (self._ask_sizes(),)
-        return self._sizes[0]
+            self._sizes = self._ask_sizes()
+        return self._sizes
 
     def _ask_sizes(self) -> tuple[int, ...] | None:
         native = driver.bindings()

@@ -22,7 +22,6 @@ from warplens.capture.python import PythonCapture
 from warplens.capture.python_builds import Kernel, one_line
 from warplens.capture.python_door import PatchingDoor
 from warplens.capture.python_manifest import Loaded
-from warplens.capture.python_memory import relaxed
 
 _CHANGED: Final = {
     "numba.cuda.dispatcher": ("CUDADispatcher.call", "_Kernel.launch"),
@@ -164,7 +163,7 @@ def _load(cubin: bytes, symbol: str, native: Any, clean: Any, kernels: Callable[
     """Loads machine code as Numba does. clean: its own function, which is loaded."""
     code = type(native._codelibrary.get_cubin()).from_cubin(cubin, name=symbol)
     bindings = driver.bindings()
-    with relaxed():  # a stream may be captured
+    with driver.relaxed():  # a stream may be captured
         module = clean.module.context.create_module_image(code, None, None)
         function = module.get_function(symbol)
         if native.shared_memory_carveout is not None:

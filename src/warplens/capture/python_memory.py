@@ -11,7 +11,6 @@ import functools
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -74,14 +73,14 @@ class Memory:
         self._descriptors.append(int(address))
 
     def _write(self, address: int, value: npt.NDArray[Any]) -> None:
-        with relaxed():
+        with driver.relaxed():
             driver.copy_to_device(address, value, self.own_stream)
 
     def switch(self, on: bool, stream: int) -> None:
         """Have launches from here on, in the order of `stream`, recorded or not."""
         if on == self.on:
             return
-        with relaxed():
+        with driver.relaxed():
             driver.call("cuMemcpyDtoDAsync", self.arena.address, self._words[on].address, layout.CONTROL_FRESH, stream)
         self.on = on
 
@@ -135,17 +134,6 @@ class Memory:
             self._write(address, nothing)
         written = drained.chunks[drained.chunks[:, layout.WORD_META] != 0]
         return written, drained.lost_events, drained.lost_chunks
-
-
-@contextlib.contextmanager
-def relaxed() -> Iterator[None]:
-    """Lets this thread make calls that are no launches while some stream is captured, and leaves the capture alone."""
-    mode = driver.bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = driver.call("cuThreadExchangeStreamCaptureMode", mode)
-    try:
-        yield
-    finally:
-        driver.call("cuThreadExchangeStreamCaptureMode", before)
 
 
 def is_captured(stream: int) -> bool:

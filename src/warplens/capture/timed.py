@@ -15,6 +15,7 @@ from warplens.capture.arguments import Arguments
 from warplens.capture.builds import Build
 from warplens.capture.library import Dim3
 from warplens.capture.options import RecordOptions, stream_handle
+from warplens.errors import DeviceError
 
 Spare = list[tuple[Any, Any]]
 """Pairs of events of one context that no launch has. Any thread may take one or bring it back."""
@@ -43,18 +44,25 @@ def launch_timed(
     *,
     by_time: bool = True,
 ) -> Pending:
-    """Make a launch. Without `by_time` no event stands in front of it, and only its end can be asked for."""
+    """Make a launch. Without `by_time` no event stands in front of it, and only its end can be asked for.
+
+    Raises DeviceError where it cannot be made; the events are free then.
+    """
     stream = stream_handle(options.stream)
     try:
         start, stop = spare.pop()
     except IndexError:
         start, stop = (driver.call("cuEventCreate", 0) for _ in range(2))
-    if by_time:
-        driver.call("cuEventRecord", start, stream)
-    build.launch(shape, options, given)
-    # Had the GPU come to the start before the kernel was there, the time would be the host's.
-    timed = by_time and not driver.is_over(start)
-    driver.call("cuEventRecord", stop, stream)
+    try:
+        if by_time:
+            driver.call("cuEventRecord", start, stream)
+        build.launch(shape, options, given)
+        # Had the GPU come to the start before the kernel was there, the time would be the host's.
+        timed = by_time and not driver.is_over(start)
+        driver.call("cuEventRecord", stop, stream)
+    except DeviceError:
+        spare.append((start, stop))
+        raise
     return Pending(start, stop, stream, timed, spare=spare)
 
 

@@ -61,13 +61,12 @@ class Instruction:
         """Registers that it writes."""
         if self._writes_none:
             return ()
-        return tuple(_REGISTER.findall(self._split[0]))
+        return tuple(_REGISTER.findall(self.written))
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Registers, symbols and special registers that it reads, its predicate among them."""
-        _, rest = self._split
-        named = _REGISTER.findall(self.operands if self._writes_none else rest)
+        named = _REGISTER.findall(self.operands if self._writes_none else self.operands[len(self.written) :])
         return (*named, self.predicate) if self.predicate else tuple(named)
 
     @property
@@ -75,13 +74,13 @@ class Instruction:
         return self.name in _NO_TARGET or self.operands.startswith("[")  # an address, as of mbarrier.arrive
 
     @property
-    def _split(self) -> tuple[str, str]:
+    def written(self) -> str:
+        """The first operand, `{%r1,%r2}|%p1` and `%p1|%p2` whole, and that of `tcgen05.ld.red` for what is reduced."""
         text = self.operands
-        if text.startswith("{"):
-            end = text.find("}") + 1
-            return text[:end], text[end:]
-        first, _, rest = text.partition(",")
-        return first, rest
+        end = text.find(",", text.find("}") + 1 if text.startswith("{") else 0)
+        if end >= 0 and self.opcode.startswith("tcgen05.ld.red"):
+            end = text.find(",", end + 1)
+        return text if end < 0 else text[:end]
 
 
 _NO_TARGET: Final = frozenset(

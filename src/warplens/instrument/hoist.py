@@ -49,8 +49,9 @@ class Hoister:
         self._marked = {flow.block_of[mark.index] for mark in marks}
         self._written = {name for own in flow.code for name in _first(own)}
         # What a product reads or writes in its own time is in use up to the wait for it, which does not name it.
-        products = (own.operands for own in flow.code if own.name in ("wgmma", "tcgen05"))
-        self._in_flight = {name for text in products for own in _BRACES.findall(text) for name in _NAME.findall(own)}
+        products = [own for own in flow.code if own.name in ("wgmma", "tcgen05")]
+        named = [text for own in products for text in (*_BRACES.findall(own.operands), _written(own))]
+        self._in_flight = {name for text in named for name in _NAME.findall(text)}
         begin, end = (flow.module.statements[at].start for at in (flow.function.first - 1, flow.function.last))
         found = [*_ASM.finditer(flow.module.text, begin, end)]
         self._asm = [own.start() for own in found], [own[1] == "begin" for own in found]
@@ -88,6 +89,7 @@ class Hoister:
         """Takes the instructions in turn. A place is the number of the instruction that stands there; what goes in
         front of the mark in front of instruction n has the place n - 0.5, one behind the other."""
         places = [_at(mark) for mark in marks]
+        fit = self._fit(start, marks, places)
         worth = self._worth_moving(start, stop, places)
         pins = {_at(mark): {name for name, _ in mark.pins} for mark in marks}
         fixed = {_at(mark) for mark in marks if mark.site in self._fixed or not mark.site}
@@ -106,31 +108,29 @@ class Hoister:
             if number in worth and self._may_move(number, targets, names):
                 behind = [written[name] for name in names if name in written]
                 behind += [used[name] for name in targets if name in used]
-                mark = self._where(number, max([least, *(own + 0.5 for own in behind)]), start, marks, places)
-                if mark is not None:
-                    out[number] = mark
-                    place = _at(mark) - 0.5
+                nearest, hidden = fit[bisect_right(places, number)]
+                first = max([least, *(own + 0.5 for own in behind)])
+                at = next((own for own in (hidden, nearest) if own >= 0 and places[own] >= first), -1)
+                if at >= 0:
+                    out[number] = marks[at]
+                    place = places[at] - 0.5
             written |= {name: max(written.get(name, place), place) for name in targets}
             used |= {name: max(used.get(name, place), place) for name in names}
         return out
 
-    def _where(self, number: int, least: float, start: int, marks: list[Mark], places: list[int]) -> Mark | None:
-        """The mark of a wait, not of one right behind another, that an instruction goes in front of: the nearest one
-        behind a product, or else the nearest."""
-        nearest = None
-        for at in range(bisect_right(places, number) - 1, -1, -1):
-            mark = marks[at]
-            if places[at] < least:
-                break
-            if mark.verb != Verb.WAIT or self._flow.is_behind_jump(mark.index, mark.behind):
-                continue
-            if at and marks[at - 1].verb == Verb.WAIT:
-                continue
-            first = places[at - 1] if at else start
-            if any(_PRODUCT.match(own.opcode) for own in self._flow.code[first : places[at]]):
-                return mark
-            nearest = nearest or mark
-        return nearest
+    def _fit(self, start: int, marks: list[Mark], places: list[int]) -> list[tuple[int, int]]:
+        """Behind so many marks, which one an instruction can go in front of: the nearest of a wait that is not right
+        behind another, and the nearest of those behind a product; -1 for none."""
+        out = [(-1, -1)]
+        for at, mark in enumerate(marks):
+            nearest, hidden = out[-1]
+            follows = at > 0 and marks[at - 1].verb == Verb.WAIT
+            if mark.verb == Verb.WAIT and not follows and not self._flow.is_behind_jump(mark.index, mark.behind):
+                first = places[at - 1] if at else start
+                is_hidden = any(_PRODUCT.match(own.opcode) for own in self._flow.code[first : places[at]])
+                nearest, hidden = at, at if is_hidden else hidden
+            out.append((nearest, hidden))
+        return out
 
     def _worth_moving(self, start: int, stop: int, places: list[int]) -> set[int]:
         """All between two marks; where a product stands there, only what it waits for: it hides the rest."""
@@ -174,6 +174,9 @@ def _at(mark: Mark) -> int:
 
 def _first(own: Instruction) -> set[str]:
     """Registers that an instruction may write: those of its first operand, unless that is an address."""
-    text = own.operands
-    end = text.find("}") + 1 if text.startswith("{") else text.find(",")
-    return set() if text.startswith("[") else {*_NAME.findall(text[:end] if end > 0 else text)}
+    return {*_NAME.findall(_written(own))}
+
+
+def _written(own: Instruction) -> str:
+    """As text."""
+    return "" if own.operands.startswith("[") else own.written

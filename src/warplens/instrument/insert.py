@@ -52,7 +52,7 @@ def own_place(module: Module) -> str:
 
 def _own_place_from(module: Module, start: int) -> str:
     """In front of a statement that is moved up, and stood at `start`: as `own_place`, with that line in place of 0."""
-    return f".loc {marks_file(module) + 1} {module.text.count(chr(10), 0, start) + 1} 0"
+    return f".loc {marks_file(module) + 1} {module.line(start)} 0"
 
 
 def place_callees(module: Module) -> Iterator[Piece]:

@@ -12,7 +12,7 @@ from typing import Final
 from warplens.instrument.stored_state import WORDS, StoredRecorder
 from warplens.layout import LOCAL_STATE_BYTES
 
-_STATE: Final = "wl_state"
+_STATE: Final = "$wl_state"  # as all names of marks, which no kernel may have
 
 
 @dataclass(frozen=True)

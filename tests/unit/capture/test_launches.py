@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from warplens.capture.launches import LaunchRecorder, asked_in_process
 from warplens.capture.library import Function
 from warplens.capture.options import RecordOptions
 from warplens.capture.request import Asked, Request
-from warplens.capture.timed import Pending
+from warplens.capture.timed import Pending, elapsed, launch_timed
 from warplens.errors import DeviceError
 
 SHAPE = ((1, 1, 1), (32, 1, 1))
@@ -38,6 +39,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(launches, "launch_timed", launch_timed)
     monkeypatch.setattr(driver, "call", lambda *_, **__: 0)
+    monkeypatch.setattr(driver, "relaxed", nullcontext)
     monkeypatch.setattr(launches, "wait_for", lambda _: None)
     return out
 
@@ -95,6 +97,7 @@ class Arena:
         return ask
 
 
+NOTHING = Drained(np.zeros((0, 32), np.uint32), 0, 0)
 BUILD: Any = SimpleNamespace(
     launch=lambda *_: None,
     function=SimpleNamespace(allow_shared_bytes=lambda _: None),
@@ -122,6 +125,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "launch_timed", lambda *_, **__: Pending(0, 0, 0, timed=False))
     monkeypatch.setattr(launches, "wait_for", lambda _: None)
     monkeypatch.setattr(driver, "call", lambda *_, **__: 0)
+    monkeypatch.setattr(driver, "relaxed", nullcontext)
     monkeypatch.setattr(driver, "attribute", lambda *_: 132)
     monkeypatch.setattr(driver, "copy_to_device", lambda *_: None)
     monkeypatch.setattr(LaunchRecorder, "_calibrate", lambda *_: None)
@@ -316,6 +320,7 @@ class Native:
         self.CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NOT_READY=600, CUDA_ERROR_INVALID_VALUE=1)
         self.CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES=1)
         self.CUlaunchConfig = SimpleNamespace
+        self.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
 
     def __getattr__(self, name: str) -> Any:
         def ask(*arguments: Any) -> tuple[int, ...]:
@@ -328,7 +333,7 @@ class Native:
 
 
 def test_a_launch_asks_the_driver_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one prepares the others. To record one takes three calls more; clocks, copies and files come behind."""
+    """The first one prepares the others. To record one takes five calls more; clocks, copies and files come behind."""
     native = Native()
     monkeypatch.setattr(driver, "bindings", lambda: native)
     monkeypatch.setattr(LaunchRecorder, "_calibrate", lambda *_: None)
@@ -348,7 +353,8 @@ def test_a_launch_asks_the_driver_for_little(monkeypatch: pytest.MonkeyPatch) ->
 
     given = Arguments([np.uint64(5)], build.function.parameter_sizes())
     assert calls_of(lambda: build.launch(SHAPE, RecordOptions(), given)) == ["cuLaunchKernelEx"]
-    for pattern, more in (("^nothing$", []), ("k", ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuEventRecord"])):
+    recording = ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuEventRecord", *["cuThreadExchangeStreamCaptureMode"] * 2]
+    for pattern, more in (("^nothing$", []), ("k", recording)):
         keep: Any = SimpleNamespace(add=lambda *_: None)
         own = LaunchRecorder(asked_in_process(Request(kernels=pattern, rounds=0)), keep)
 
@@ -359,3 +365,76 @@ def test_a_launch_asks_the_driver_for_little(monkeypatch: pytest.MonkeyPatch) ->
 
         own._spare[0] = [(1, 2), (3, 4)]  # as behind launches that were read
         assert sorted(calls_of(launch)) == sorted(["cuLaunchKernelEx", *more])
+
+
+def test_another_streams_capture_survives_all_that_recording_asks_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To copy, to allocate and to ask for an event ends a capture (mode global), whichever thread does it."""
+    modes, asked = threading.local(), set()
+
+    def call(name: str, *arguments: Any, **_: Any) -> Any:
+        mode = getattr(modes, "mode", 0)
+        if name == "cuThreadExchangeStreamCaptureMode":
+            modes.mode = arguments[0]
+            return mode
+        if name not in ("cuStreamIsCapturing", "cuCtxGetCurrent", "cuCtxSetCurrent"):
+            asked.add((threading.current_thread().name == "warplens", name, mode))
+        return 0
+
+    def asks(name: str) -> Any:
+        return lambda *_, **__: call(name)
+
+    monkeypatch.setattr(driver, "call", call)
+    monkeypatch.setattr(driver, "bindings", Native)
+    monkeypatch.setattr(driver, "attribute", lambda *_: 132)
+    monkeypatch.setattr(driver, "copy_to_device", asks("cuMemcpyHtoDAsync"))
+    monkeypatch.setattr(driver, "is_over", lambda _: call("cuEventQuery") == 0)
+    monkeypatch.setattr(LaunchRecorder, "_calibrate", lambda *_: None)
+    monkeypatch.setattr(Arena, "drain", lambda *_: asks("cuMemAlloc")() or NOTHING, raising=False)
+    monkeypatch.setattr(launches, "Arena", Arena)
+    kernel = kernel_of("k")
+    kernel.traced_build = lambda *_: asks("cuModuleLoadData")() or (BUILD, {"name": "k"})
+    kernel.clean = "k"
+    keep: Any = SimpleNamespace(add=lambda *_: None)
+    own = LaunchRecorder(asked_in_process(Request(rounds=1)), keep)
+    for _ in range(4):
+        own.launch(kernel, SHAPE, RecordOptions(), GIVEN)
+    assert all(room.read.wait(10) for room in own._rooms.values())
+    assert {name for _, name, _ in asked} > {"cuEventCreate", "cuModuleLoadData", "cuMemAlloc", "cuEventQuery"}
+    assert {reads for reads, *_ in asked} == {True, False}
+    assert {mode for *_, mode in asked} == {2}
+    assert getattr(modes, "mode", 0) == 0
+
+
+@pytest.mark.parametrize("by_time", [True, False])
+def test_a_launch_that_fails_takes_no_events_with_it(by_time: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(driver, "call", lambda name, *_, **__: made.append(name))
+    monkeypatch.setattr(driver, "is_over", lambda _: True)
+
+    def fails(*_: Any) -> None:
+        raise DeviceError("no such grid")
+
+    spare: Any = []
+    for number in range(5):
+        build: Any = SimpleNamespace(launch=fails if number % 2 else lambda *_: None)
+        with pytest.raises(DeviceError) if number % 2 else nullcontext():
+            elapsed(launch_timed(build, SHAPE, RecordOptions(), GIVEN, spare, by_time=by_time))
+    assert made.count("cuEventCreate") == 2
+    assert len(spare) == 1
+
+
+def test_sizes_of_parameters_are_asked_again_where_the_driver_could_not_tell_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread without a context got none; then a number of Python's had 4 bytes in all threads, and 8 were read."""
+    native = Native()
+    answers = [(201,), (0, 0, 8), (1,)]
+    native.CUresult.CUDA_ERROR_INVALID_CONTEXT = 201
+    native.cuFuncGetParamInfo = lambda *_: answers.pop(0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(driver, "bindings", lambda: native)
+    function = Function(7, "k")
+    assert function.parameter_sizes() is None
+    assert function.parameter_sizes() == (8,)
+    assert function.parameter_sizes() == (8,)

@@ -143,7 +143,7 @@ def test_where_the_state_in_registers_spills_it_moves_to_shared_memory(monkeypat
 
 
 def spills_without_shared_state(cubin: bytes) -> tuple[int, int]:
-    local = 24 * (b"wl_state[" in cubin)
+    local = 24 * (b"$wl_state[" in cubin)
     return 40, local or 8 * (cubin.count(b"%clock") > 2 and b"warplens_state" not in cubin)
 
 
@@ -164,7 +164,7 @@ def test_the_state_stays_out_of_shared_memory_that_the_launch_needs(
     with pytest.warns(TritonWarning, match="it gets the marks asked for, state in local"), TritonCapture() as capture:
         text, _ = loaded(shared=shared)
     assert "warplens_state" not in text
-    assert ".local .align 8 .b8 wl_state[24];" in text
+    assert ".local .align 8 .b8 $wl_state[24];" in text
     assert f"k: state in shared memory is not tried: with {why}" in capture.notes
 
 

@@ -68,6 +68,7 @@ def moved(body: str, selection: Selection | None = None) -> list[str]:
 
 ADD = "add.u32 %r4, %r2, 5"
 USE = "st.global.u32 [out+4], %r4"
+LOADED = "tcgen05.wait::ld.sync.aligned;"
 PRODUCT, LANDED = "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32", "wgmma.wait_group.sync.aligned 0;"
 
 
@@ -118,6 +119,8 @@ def test_arithmetic_behind_a_wait_goes_ahead_of_it(body: str, found: list[str]) 
         f"bar.sync 0; {marker('phase', 'own')}\n {ADD}; {USE};",
         f"{PRODUCT} {{%r4,%r5}}, %d1, %d1, %p4, 1, 1; {LANDED} add.u32 %r6, %r4, 1; st.global.u32 [out], %r6;",
         f"{PRODUCT} {{%r4,%r5}}, {{%r6,%r7}}, %d1, %p4, 1, 1; {LANDED} mov.u32 %r6, %r2;",
+        f"tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {{%r4,%r5}}, %t, [%r3]; {LOADED} add.u32 %r6, %t, 1;",
+        "bar.sync 0; tex.2d.v4.u32.s32 {%r4,%r5,%r6,%r7}|%p4, [%d1, {%r8,%r9}]; selp.u32 %r10, 1, 0, %p4;",
     ],
     ids=[
         "predicated", "a lane's number", "the time", "load", "made of what is loaded", "register still read",
@@ -126,6 +129,7 @@ def test_arithmetic_behind_a_wait_goes_ahead_of_it(body: str, found: list[str]) 
         "between clock reads",
         "other registers", "call", "of a warp, behind a way out", "behind a mark of the source",
         "result of a product", "operand of a product under way",
+        "what a load reduces", "predicate beside a vector",
     ],
 )  # fmt: skip
 def test_what_may_differ_there_stays(body: str) -> None:
@@ -151,6 +155,24 @@ def test_what_a_product_hides_anyway_stays_beside_it() -> None:
     product = f"{PRODUCT} {{%r10,%r11}}, %d2, %d1, %p4, 1, 1;"
     body = f"bar.sync 0; {ADD}; add.s64 %d2, %d1, 5; {product} {LANDED} {USE};"
     assert moved(body) == ["add.s64 %d2, %d1, 5"]
+
+
+def test_time_is_taken_in_proportion_to_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be asked of a mark is asked once, not for each instruction: a long loop took minutes."""
+    asked: list[int] = []
+    whether = Flow.is_behind_jump
+
+    def counted(own: Flow, index: int, behind: bool) -> bool:
+        asked.append(index)
+        return whether(own, index, behind)
+
+    monkeypatch.setattr(Flow, "is_behind_jump", counted)
+    counts = []
+    for many in (1, 9):
+        asked.clear()
+        moved(" ".join(f"bar.sync {n}; {f'{ADD}; ' * many}{USE};" for n in range(8)))
+        counts.append(len(asked))
+    assert counts[0] == counts[1]
 
 
 def test_in_a_pipelined_matmul_addresses_are_made_beside_the_product(corpus: dict[str, str]) -> None:
@@ -212,7 +234,14 @@ _ONE = st.builds(
 )
 _SETP = st.builds("setp.{}.u32 {}, {}, {};".format, st.sampled_from(["lt", "eq"]), _PREDICATE, _SOURCE, _SOURCE)
 _SELP = st.builds("selp.u32 {}, {}, {}, {};".format, _REGISTER, _SOURCE, _SOURCE, _PREDICATE)
-_PURE = st.one_of(_TWO, _TWO, _TWO, _ONE, _SETP, _SELP)
+_BOTH = st.builds("setp.lt.u32 {}|{}, {}, {};".format, _PREDICATE, _PREDICATE, _SOURCE, _SOURCE).filter(
+    lambda own: own[12:15] != own[16:19]  # two predicates
+)
+_JOIN = st.builds("mov.b64 %d2, {{{}, {}}};".format, _REGISTER, _REGISTER)
+_PART = st.sampled_from(["mov.b64 {%r4, %r5}, %d2;", "mov.b64 {%r7, %r4}, %d2;", "mov.b64 {_, %r6}, %d2;"])
+_WIDE = st.sampled_from(["add.u64 %d2, %d1, 5;", "add.u64 %d2, %d2, %d1;", "cvt.u32.u64 %r5, %d2;"])
+_ODD = st.builds("\n/* ; */ add.u32\n{}, // bar.sync 7;\n%r2\n, {}/*,*/;".format, _REGISTER, _SOURCE)
+_PURE = st.one_of(_TWO, _TWO, _TWO, _ONE, _SETP, _SELP, _BOTH, _JOIN, _PART, _WIDE, _ODD)
 _GUARDED = st.builds("@{}{} {}".format, st.sampled_from(["", "!"]), _PREDICATE, _PURE)
 _STORE = st.builds(
     "st.global.u32 [out+{}], {};".format, st.sampled_from([4, 8, 12]), _SOURCE.filter(lambda own: own != "7")
@@ -221,8 +250,10 @@ _LOAD = st.builds("ld.global.u32 {}, [out+{}];".format, _REGISTER, st.sampled_fr
 _ELECT = st.builds("elect.sync _|{}, -1;".format, _PREDICATE)
 _WAIT = st.builds("bar.sync {};".format, st.integers(0, 3))
 _ASK = st.builds("$wN: {} mbarrier.try_wait.parity.shared.b64 %p7, [full], %r2; @!%p7 bra $wN;".format, _PURE)
+_BRACED = st.builds("{{ .reg .b32 %own; mov.u32 %own, %r5; {} {} {} }}".format, _PURE, st.one_of(_WAIT, _STORE), _STORE)
+_PAIR = st.sampled_from(["st.global.v2.u32 [out+4], {%r4, %r6};", "ld.global.v2.u32 {%r5, %r7}, [out+4];"])
 _LEAVE = st.builds("@{} ret;".format, _PREDICATE)
-_ITEM = st.one_of(*[_PURE] * 6, _GUARDED, _STORE, _STORE, _LOAD, _ELECT, _WAIT, _WAIT, _ASK)
+_ITEM = st.one_of(*[_PURE] * 6, _GUARDED, _STORE, _STORE, _LOAD, _ELECT, _WAIT, _WAIT, _ASK, _BRACED, _PAIR)
 _BODY = st.lists(st.one_of(*[_ITEM] * 12, _LEAVE), min_size=4, max_size=40)
 
 
@@ -253,7 +284,7 @@ class Logged(Machine):
 def test_a_kernel_stores_the_same_with_its_arithmetic_moved(body: list[str], turns: int, asks: int, level: str) -> None:
     """In every lane, in the same order."""
     named = [own.replace("$wN", f"$w{number}") for number, own in enumerate(body)]
-    text = loop(" ".join(named), "".join(f"mov.u32 %r{n}, {n};" for n in range(4, 8)))
+    text = loop(" ".join(named), "mov.b64 %d2, 9; " + "".join(f"mov.u32 %r{n}, {n};" for n in range(4, 8)))
     clean = Logged({"full": 64, "out": 1024}, asks=asks)
     clean.run(text, grid=1, threads=64, grid_id=5, arguments={"n": turns})
     marked = Logged({}, asks=asks)

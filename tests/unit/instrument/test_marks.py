@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.instrument.test_read import SMALL
 from warplens.errors import PtxError, UsageError
-from warplens.instrument import Instrumented, Mode, Selection, instrument
+from warplens.instrument import Instrumented, Mode, Selection, State, instrument
 from warplens.instrument.flow import Flow
 from warplens.instrument.read import read
 
@@ -309,6 +309,20 @@ def test_names_that_marks_use_are_refused_but_in_comments_and_strings(name: str)
         instrument(module_of(f"k {name}: bar.sync 0; @%p1 ret; ret;"))
     found = instrument(module_of(f'k x{name.lstrip("%")}: bar.sync 0; /* {name} */ .pragma "{name}"; ret;'))
     assert any(own.endswith("wait barrier 0") for own in names(found))
+
+
+@pytest.mark.parametrize("state", State)
+def test_all_names_that_marks_declare_are_refused_in_a_kernel(state: State) -> None:
+    """A kernel that had one of its own read and wrote the marks' memory, or was refused by ptxas."""
+    text = instrument(module_of("k bar.sync 0; $own: st.global.u32 [%r1], 1; @%p1 bra $own; ret;"), state=state).text
+    body = text.partition("{\n")[2]
+    declared = re.findall(r"\.(?:reg|local|shared)\s+(?:\.align \d+ )?\.\w+ ([^;]+);", body)
+    declared = [re.split(r"[<\[]", own.strip())[0] for names in declared for own in names.split(",")]
+    used = {*declared, *re.findall(r"^\s*([$\w]+):", body, re.M)} - {"%r", "%p", "%rd", "$own"}
+    assert len(used) > 20
+    for name in used:
+        with pytest.raises(PtxError, match=f"{re.escape(name)}' is a name that marks use"):
+            instrument(module_of(f"k {name}: bar.sync 0; @%p1 ret; ret;"))
 
 
 ASK = "$w: mbarrier.try_wait.shared.b64 %p1, [{}], %r2; @!%p1 bra $w;"

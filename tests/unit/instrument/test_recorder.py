@@ -112,7 +112,7 @@ def run(
     sites = found.kernels[0].site_set
     assert sites is not None
     symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, "full": 64, "empty": 72, "out": 1024}
-    symbols |= {SHARED_STATE: STATE, "wl_state": 64}
+    symbols |= {SHARED_STATE: STATE, "$wl_state": 64}
     machine = machine or Machine(symbols)
     machine.symbols = symbols
     machine.store_wide(DESCRIPTOR, CONTROL)
@@ -260,7 +260,7 @@ def test_in_a_program_replays_that_a_window_would_choose_write_nothing() -> None
 @pytest.mark.parametrize("state", State)
 def test_without_a_descriptor_nothing_is_touched(state: State) -> None:
     text = instrument(LOOP.format(threads=64), Selection("all"), state=state).text
-    machine = Machine({layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, SHARED_STATE: STATE, "wl_state": 64})
+    machine = Machine({layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, SHARED_STATE: STATE, "$wl_state": 64})
     machine.run(text, grid=2, threads=64, grid_id=5, arguments={"n": 50})
     assert machine.touched == {1024}
 
