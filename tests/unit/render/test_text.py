@@ -147,6 +147,16 @@ def test_every_table_keeps_within_the_window(by: Any, width: int) -> None:
     assert max(len(line) for line in text.splitlines()) <= width
 
 
+@pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 100])
+def test_a_narrow_window_goes_without_figures_and_not_without_names(width: int) -> None:
+    trace = fake.corrected(fake.rmsnorm(blocks=4, sms=2, warps=3, resident=1))
+    text = printed(summary(trace), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    for name in trace.sites["name"]:
+        assert any(line.split()[1:2] == [name] for line in text.splitlines()), text
+    assert "…" not in text[text.index("site ") :], text
+
+
 def test_all_is_well_takes_one_line_and_what_is_bad_stands_first() -> None:
     assert "BAD" not in printed(summary(small()))
     lines = printed(summary(fake.doubtful())).splitlines()
