@@ -164,7 +164,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 fine; 2 usage; 3 file unusable; 4 with losses or problems (summary, demo, record); "
-    '5 GPU or compiler missing. Completion: eval "$(_WARPLENS_COMPLETE=bash_source warplens)" (or zsh, fish).',
+    "5 GPU or compiler missing, or nothing recorded. "
+    'Completion: eval "$(_WARPLENS_COMPLETE=bash_source warplens)" (or zsh, fish).',
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."

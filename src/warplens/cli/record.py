@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _LISTED: Final = 30
+_WHOLE: Final = click.IntRange(min=0)
+_COUNT: Final = click.IntRange(min=1)
 
 
 def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -59,13 +61,30 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("-o", "--output", metavar="F", help="Name of the file; %p process, %h host, %r rank, %n program.")
 @click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
 @click.option("-k", "--kernels", metavar="REGEX", help="Only kernels in whose name this is found.")
-@click.option("-s", "--launch-skip", type=int, default=0, metavar="N", help="Leave out the first N launches of those.")
 @click.option(
-    "-c", "--launch-count", type=int, default=100, show_default=True, metavar="N", help="Record N launches then."
+    "-s", "--launch-skip", type=_WHOLE, default=0, metavar="N", help="Leave out the first N launches of those."
 )
-@click.option("--rounds", type=int, default=10, show_default=True, metavar="N", help="Launches timed without marks.")
-@click.option("--capacity", "capacity_bytes", callback=size, default="256MiB", show_default=True, help="For records.")
-@click.option("--every-block", type=int, default=1, metavar="N", help="Record every N-th block only.")
+@click.option(
+    "-c", "--launch-count", type=_COUNT, default=100, show_default=True, metavar="N", help="Record N launches then."
+)
+@click.option(
+    "--rounds",
+    type=_WHOLE,
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Launches of each kernel and shape that are timed without marks.",
+)
+@click.option(
+    "--capacity",
+    "capacity_bytes",
+    callback=size,
+    default="256MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Memory for records on each GPU.",
+)
+@click.option("--every-block", type=_COUNT, default=1, metavar="N", help="Record every N-th block only.")
 @click.option("--blocks", callback=number_list, metavar="N,N-M", help="Record these blocks only.")
 @click.option("--warps", callback=number_list, metavar="N,N-M", help="Record these warps of a block only.")
 @click.option("--grids", callback=grid_list, metavar="X[xY[xZ]],...", help="Only launches with one of these grids.")
@@ -94,7 +113,8 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 def record(output: str | None, force: bool, module: bool, cmd: tuple[str, ...], **options: Any) -> int:
     """Run CMD as it stands and record the marked kernels that it launches.
 
-    Ends with CMD's own exit code; with 4 where CMD ended well and records were lost.
+    Ends with CMD's own exit code; where CMD ended well, with 4 when records were lost and with 5 when nothing was
+    recorded; with 124 at --timeout.
     """
     from warplens.capture.child import command_line, run
     from warplens.capture.notes import read_notes, recorded_files
@@ -270,7 +290,8 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bo
     elif nothing and not counts and not any(note.get("left_out") for note in notes):
         text = "no launch was seen: warplens sees those of .cu files that include warplens/host.hpp or that"
         click.echo(
-            f"{text} `warplens nvcc` compiled, of Triton, CuPy, Numba and warplens.Kernel",
+            f"{text} `warplens nvcc` compiled, of Triton, CuPy, Numba and warplens.Kernel\n"
+            "try: warplens doctor --binary FILE, which says of a program or shared library whether they are seen",
             err=True,
         )
 

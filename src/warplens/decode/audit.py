@@ -12,7 +12,7 @@ import numpy as np
 from warplens import layout
 from warplens.decode.arrays import I64
 from warplens.decode.chunks import Chunks
-from warplens.decode.manifest import blocks_of, overwrites, warps_of
+from warplens.decode.manifest import chosen_blocks, chosen_warps, overwrites
 from warplens.decode.problems import Problem, Problems
 from warplens.decode.times import BlockRecords
 from warplens.layout import ChunkFlag
@@ -80,25 +80,18 @@ def expected_warps(entry: dict[str, Any]) -> int:
     """Warps that the launch should have recorded; 0 when it was off."""
     if entry["every"] == 0:
         return 0
-    return int(len(_chosen_blocks(entry)) * sum(entry["warp_mask"] >> warp & 1 for warp in range(warps_of(entry))))
-
-
-def _chosen_blocks(entry: dict[str, Any]) -> range | list[int]:
-    """Blocks that were to be recorded, ascending."""
-    every = range(0, blocks_of(entry), entry["every"])
-    listed = entry.get("blocks")
-    return every if listed is None else [block for block in sorted(set(listed)) if block in every]
+    return int(len(chosen_blocks(entry)) * len(chosen_warps(entry)))
 
 
 def _first_missing(chunks: Chunks, launch: int, entry: dict[str, Any]) -> str:
     """Where the first absent warp is, as the end of a sentence."""
-    warps = [warp for warp in range(warps_of(entry)) if entry["warp_mask"] >> warp & 1]
+    warps = chosen_warps(entry)
     low, high = np.searchsorted(chunks.launch, [launch, launch + 1])
     at = slice(int(low), int(high))
     here = chunks.first_of_warp[at]
     block, warp = chunks.block[at][here], chunks.warp[at][here]
     rank = np.searchsorted(warps, warp)
-    blocks = _chosen_blocks(entry)
+    blocks = chosen_blocks(entry)
     arrived = np.searchsorted(blocks, block) * len(warps) + rank  # ascends, and is 0, 1, 2 ... while none is absent
     absent = np.flatnonzero(arrived != np.arange(len(arrived)))
     first = int(absent[0]) if len(absent) else len(arrived)

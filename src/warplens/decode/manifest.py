@@ -72,6 +72,18 @@ def warps_of(launch: dict[str, Any]) -> int:
     return -(-int(math.prod(launch["block"])) // 32)
 
 
+def chosen_blocks(launch: dict[str, Any]) -> range | list[int]:
+    """Blocks of a launch's entry that were to be recorded, ascending; `every` is not 0."""
+    every = range(0, blocks_of(launch), launch["every"])
+    listed = launch.get("blocks")
+    return every if listed is None else [block for block in sorted(set(listed)) if block in every]
+
+
+def chosen_warps(launch: dict[str, Any]) -> list[int]:
+    """Warps of a block of a launch's entry that were to be recorded, ascending."""
+    return [warp for warp in range(warps_of(launch)) if launch["warp_mask"] >> warp & 1]
+
+
 def overwrites(manifest: dict[str, Any], launch: int) -> bool:
     """Whether what is missing of a launch was written over by what came later (`keep` is "newest").
 

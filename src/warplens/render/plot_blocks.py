@@ -7,6 +7,7 @@ that most of its warps are in. Writes no file.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -72,7 +73,9 @@ def blocks_figure(trace: Trace, launch: int | None) -> Figure:
         each.set_xlim(0, max(end.max(), 1) * 1.005)
     _dress(axes, lanes, ticks, unit)
     waves = int(wave.max()) + 1
-    facts = f"{counted(blocks.height, 'block')} in {counted(waves, 'wave')}"
+    grid = trace.launches.filter(pl.col("launch") == launch).select(pl.col("^grid_[xyz]$").cast(pl.Int64)).row(0)
+    part = f"{blocks.height:,} of " if blocks.height < prod(grid) else ""
+    facts = f"{part}{counted(prod(grid), 'block')} in {counted(waves, 'wave')}"
     title, facts = title_facts(trace, launch, facts)
     write_titles(figure, title, facts, _CAPTION)
     write_legend(figure, handles)

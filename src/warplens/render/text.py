@@ -6,7 +6,7 @@ Prints nothing itself. Trust comes first; names of strangers become `Text` (neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -32,6 +32,11 @@ WIDE_COLUMNS: Final = 104
 """A window at least this wide shows mean and percentiles in ns as well as in cycles; a narrower one only p50."""
 CORRECTED_COLUMNS: Final = 18
 """What corrected durations need more."""
+LEAST_NAME: Final = 20
+"""Site names get this many columns, or as many as the longest has, before figures get theirs."""
+_WIDE_ALONE: Final = ("mean_ns", "p90_ns", "p99_ns", "corrected_mean_ns", "corrected_uncertainty_ns")
+_GIVE_WAY: Final = ("p50_ns", "corrected_p50_ns", "p99_cycles", "p90_cycles", "mean_cycles", "count", "kind")
+"""Columns of the phase table that a narrow window goes without, in this order."""
 PLACES_SHOWN: Final = 16
 _CORRECTED: Final = {
     "corrected_mean_ns": "ns mean",
@@ -150,6 +155,20 @@ def _heading(group: LaunchGroup) -> Text:
     return text.append("  " + " · ".join(facts), style="not bold")
 
 
+@dataclass(frozen=True)
+class _Column:
+    """A column of figures: the head above those that belong together, its own head, its cells."""
+
+    unit: str
+    head: str
+    cells: list[Text]
+    style: str = ""
+
+    @property
+    def width(self) -> int:
+        return max(len(self.unit), len(self.head), *(cell.cell_len for cell in self.cells))
+
+
 class _PhaseTable:
     """The phase table in as many columns as the window holds."""
 
@@ -159,56 +178,55 @@ class _PhaseTable:
         self.colors = dict(zip(trace.sites["site"].to_list(), site_colors(names, kinds), strict=True))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        corrected = CORRECTED_COLUMNS * bool(self.table["corrected_p50_ns"].count())
-        wide = options.max_width >= WIDE_COLUMNS + corrected
-        units: dict[str, tuple[str, ...]] = {
-            "cycles": ("mean", "p50", "p90", "p99"),
-            "ns": ("mean", "p50", "p90", "p99") if wide else ("p50",),
-        }
+        names, columns = [self._name(row) for row in self.table.iter_rows(named=True)], self._columns()
+        least = min(LEAST_NAME, max((name.cell_len for name in names), default=0))
+        corrected = CORRECTED_COLUMNS * ("corrected_p50_ns" in columns)
+        if options.max_width < WIDE_COLUMNS + corrected:
+            columns = {key: column for key, column in columns.items() if key not in _WIDE_ALONE}
+        for key in _GIVE_WAY:
+            if least + sum(1 + column.width for column in columns.values()) <= options.max_width:
+                break
+            columns.pop(key, None)
         out = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
-        out.add_column("site", overflow="fold", min_width=8)  # the one column that gives way
-        out.add_column("kind", no_wrap=True)
-        if self.group.roles:
-            out.add_column("warps", no_wrap=True)
-        out.add_column("count", justify="right", no_wrap=True)
-        out.add_column("share", justify="right", no_wrap=True)
-        for unit, names in units.items():
-            for index, name in enumerate(names):
-                head = f"{unit}\n{name}" if index == 0 else f"\n{name}"
-                out.add_column(head, justify="right", no_wrap=True, style="" if unit == "cycles" else "dim")
-        for index, name in enumerate(self._corrected(wide)):
-            out.add_column(f"{'' if index else 'corrected'}\n{_CORRECTED[name]}", justify="right", no_wrap=True)
-        for row in self.table.iter_rows(named=True):
-            out.add_row(*self._cells(row, units), *self._corrected_cells(row, self._corrected(wide)))
+        out.add_column("site", overflow="fold", min_width=min(least, 8))  # the one column that gives way
+        unit = ""
+        for key, column in columns.items():
+            head = f"{column.unit if column.unit != unit else ''}\n{column.head}" if column.unit else column.head
+            unit = column.unit
+            out.add_column(
+                head, justify="left" if key in ("kind", "warps") else "right", no_wrap=True, style=column.style
+            )
+        for name, *cells in zip(names, *(column.cells for column in columns.values()), strict=True):
+            out.add_row(name, *cells)
         yield out
-        if self.table["cut"].sum():
+        if self.table["cut"].sum() and "count" in columns:
             yield Text("+n in count: cut spans, whose end was not seen", style="dim")
 
-    def _corrected(self, wide: bool) -> tuple[str, ...]:
-        """Columns of corrected durations that are shown: none where there are no such."""
-        if not self.table["corrected_p50_ns"].count():
-            return ()
-        return tuple(_CORRECTED) if wide else ("corrected_p50_ns",)
-
-    def _corrected_cells(self, row: dict[str, Any], names: Iterable[str]) -> Iterable[Text]:
-        for name in names:
-            yield Text("-" if row[name] is None else f"{row[name]:,.0f}")
-
-    def _cells(self, row: dict[str, Any], units: dict[str, tuple[str, ...]]) -> Iterable[Text]:
+    def _name(self, row: dict[str, Any]) -> Text:
         part = row["role"] is not None and row["warps"] == row["role"]
-        name = visible(row["name"], limit=48)
         mark = Text("  " if part else "▪ ", style=self.colors[row["site"]])
-        yield mark.append(name, style="dim" if part else "default")
-        yield Text(visible(row["kind"], limit=10))
+        return mark.append(visible(row["name"], limit=48), style="dim" if part else "default")
+
+    def _columns(self) -> dict[str, _Column]:
+        """All columns but the names, by the key of what they show, from left to right."""
+        rows = self.table.to_dicts()
+        columns = {"kind": _Column("", "kind", [Text(visible(row["kind"], limit=10)) for row in rows])}
         if self.group.roles:
-            yield Text(row["warps"])
-        count = f"{row['count'] - row['cut']:,}"
-        yield Text(count).append(f"+{row['cut']:,}" if row["cut"] else "", style="yellow")
-        yield Text("-" if row["share"] is None else f"{100 * row['share']:.1f} %")
-        for unit, names in units.items():
-            for statistic in names:
-                value = row[f"{statistic}_{unit}"]
-                yield Text("-" if value is None else f"{value:,.0f}")
+            columns["warps"] = _Column("", "warps", [Text(row["warps"]) for row in rows])
+        columns["count"] = _Column("", "count", [self._count(row) for row in rows])
+        shares = [Text("-" if row["share"] is None else f"{100 * row['share']:.1f} %") for row in rows]
+        columns["share"] = _Column("", "share", shares)
+        heads = {f"{name}_{unit}": (unit, name) for unit in ("cycles", "ns") for name in ("mean", "p50", "p90", "p99")}
+        if self.table["corrected_p50_ns"].count():
+            heads |= {key: ("corrected", head) for key, head in _CORRECTED.items()}
+        for key, (unit, head) in heads.items():
+            cells = [Text("-" if row[key] is None else f"{row[key]:,.0f}") for row in rows]
+            columns[key] = _Column(unit, head, cells, "dim" if unit == "ns" else "")
+        return columns
+
+    def _count(self, row: dict[str, Any]) -> Text:
+        text = Text(f"{row['count'] - row['cut']:,}")
+        return text.append(f"+{row['cut']:,}" if row["cut"] else "", style="yellow")
 
 
 def _places(table: pl.DataFrame, by: str) -> RenderableType:

@@ -17,9 +17,10 @@ import polars as pl
 
 from warplens import layout
 from warplens.decode.corrected import TILING, measured, role_factors
+from warplens.decode.manifest import blocks_of, chosen_blocks, chosen_warps, warps_of
 from warplens.render.escape import visible
 from warplens.render.facts import entries, mapping, number
-from warplens.render.pick import counted, nanoseconds
+from warplens.render.pick import counted, nanoseconds, number_ranges
 from warplens.render.stopped import stopped_text
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def trust_lines(trace: Trace, launch: int | None = None, *, audit_is: str = "") 
             _builds(kernel, prefix),
             *_mark_cost(kernel, prefix, _warps(trace, index)),
         ]
+    lines += _choice(manifest, launch)
     lines += _marking(manifest)
     lines += _audit(trace, audit_is)
     lines += _losses_and_problems(trace, launch)
@@ -131,6 +133,31 @@ def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
     brief = f"{visible(policy, limit=24)}, " if policy else ""
     brief += f"{_known(traced.get('registers'))} registers, {_known(traced.get('resident_blocks'))} resident blocks"
     return TrustLine("builds", "ok", text, brief + (f" ({prefix[:-2]})" if prefix else ""))
+
+
+def _choice(manifest: dict[str, Any], launch: int | None) -> list[TrustLine]:
+    """Where not all blocks and warps were to be recorded: how many were, a line for each answer."""
+    told: dict[str, list[int]] = {}
+    for index, entry in enumerate(manifest["launches"]):
+        if launch not in (None, index) or not entry["every"]:
+            continue
+        blocks, warps, parts = chosen_blocks(entry), chosen_warps(entry), []
+        if len(blocks) < blocks_of(entry):
+            how = f" (one in {entry['every']:,})" if entry.get("blocks") is None else ""
+            parts.append(f"{len(blocks):,} of {counted(blocks_of(entry), 'block')}{how}")
+        if len(warps) < warps_of(entry):
+            parts.append(f"warps {number_ranges(warps)} of {warps_of(entry)} of a block")
+        if parts:
+            told.setdefault(" and ".join(parts), []).append(index)
+    return [
+        TrustLine(
+            "recorded",
+            "note",
+            (f"of launch{'es' if len(launches) > 1 else ''} {number_ranges(launches)} " if len(told) > 1 else "")
+            + f"{text}: counts, shares, waves and pictures are of these alone",
+        )
+        for text, launches in told.items()
+    ]
 
 
 def _marking(manifest: dict[str, Any]) -> list[TrustLine]:
@@ -193,7 +220,9 @@ def _correction(found: dict[str, Any], prefix: str, warps: int) -> TrustLine:
     of = "the block's life in a two-mark build" if known else "the block's life less the direct cost of its marks"
     parts = [f"phases sum to {100 * phases / life:.1f} % of {of}"] if phases and life > 0 else []
     if life > 0:
-        parts.append(f"marks cost {100 * (raw - life) / life:.1f} ± {100 * half_width / life:.1f} % of it")
+        cost = f"marks cost {100 * (raw - life) / life:.1f} ± {100 * half_width / life:.1f} % of it"
+        faster = raw < SLOWDOWN_ODD * life
+        parts.append(cost + (": faster with all marks, so compiled or scheduled otherwise" if faster else ""))
     if not known:
         why = visible(anchor.get("not_measured") or "the file has no life of a two-mark build", limit=200)
         parts.append(f"what marks cost indirectly is not corrected: {why}")
@@ -202,7 +231,7 @@ def _correction(found: dict[str, Any], prefix: str, warps: int) -> TrustLine:
     told = len({warp for role in found["roles"] for warp in role})
     if told < warps:
         parts.insert(0, f"of {told} of the {warps} warps of a block, the others are not corrected")
-    noted = not known or raw - life > (SLOWDOWN_NOTE - 1) * life
+    noted = not known or not SLOWDOWN_ODD * life <= raw <= SLOWDOWN_NOTE * life
     return TrustLine("correction", "note" if noted else "ok", prefix + "; ".join(parts))
 
 
@@ -277,7 +306,7 @@ def _problems(problems: pl.DataFrame) -> list[TrustLine]:
     lines = []
     for row in grouped.iter_rows(named=True):
         where = [f"{name} {row[name]}" for name in ("block", "warp") if row[name] is not None]
-        more = [f"{row['rows'] - 1:,} more rows"] if row["rows"] > 1 else []
+        more = [f"{counted(row['rows'] - 1, 'more row')}"] if row["rows"] > 1 else []
         place = f" ({' '.join(where)}{', ' if where and more else ''}{''.join(more)})" if where or more else ""
         level: Level = "note" if row["severity"] == "note" else "BAD"
         kind = visible(row["kind"], limit=24).replace("_", " ")

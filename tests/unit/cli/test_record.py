@@ -164,7 +164,16 @@ def test_a_program_without_marks_runs_as_ever_and_leaves_nothing(script: str, co
     done = warplens(tmp_path, "record", "sh", "-c", script)
     assert done.returncode == code
     assert "no launch was seen" in done.stderr
+    assert "try: warplens doctor --binary FILE" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--launch-skip=-1", "--launch-count=0", "--rounds=-1", "--every-block=0"])
+def test_a_number_that_is_too_small_is_refused_by_the_options_own_name(option: str, tmp_path: Path) -> None:
+    done = warplens(tmp_path, "record", option, "true")
+    assert done.returncode == 2
+    assert option.partition("=")[0] in done.stderr
+    assert "try: warplens record --help" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,11 @@ def problems_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame([{k: r.get(k) for k in schema} for r in rows], schema=schema)
 
 
+LAUNCH: dict[str, Any] = {"kernel": 0, "grid": [4, 1, 1], "block": [96, 1, 1], "blocks": None}
+LAUNCH |= {"every": 1, "warp_mask": 2**32 - 1}
+"""An entry of a manifest: all blocks and warps were recorded."""
+
+
 def manifest(**changes: Any) -> dict[str, Any]:
     """A manifest in which all is well."""
     build: dict[str, Any] = {"registers": 32, "shared_bytes": 84, "local_bytes": 0, "resident_blocks": 3}
@@ -287,7 +292,7 @@ def corrected(trace: Any) -> Any:
     facts = dict(trace.manifest)
     facts["kernels"] = [facts["kernels"][0] | {"corrections": found, "mark_cost_cycles": 14, "policy": "packed"}]
     facts["site_sets"] = [{"name": "rmsnorm", "sites": [{}] * size}]
-    facts["launches"] = [{"kernel": 0}] * trace.launches.height
+    facts["launches"] = [LAUNCH] * trace.launches.height
     spans = {name: trace.spans[name].to_numpy() for name in ("launch", "warp", "site", "duration_ns", "flags")}
     made = correct(facts, trace.launches["cycles_per_ns"].to_numpy(), **spans)
     assert made is not None

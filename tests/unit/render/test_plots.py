@@ -104,6 +104,12 @@ def test_waves_are_counted_and_marked() -> None:
     assert "later wave" not in words(blocks_figure(fake.doubtful(), None))
 
 
+def test_a_picture_of_some_blocks_says_of_how_many() -> None:
+    trace = small()
+    some = replace(trace, launches=trace.launches.with_columns(grid_x=pl.lit(4096, pl.UInt32)))
+    assert "4 of 4,096 blocks in 2 waves" in words(blocks_figure(some, None))
+
+
 def test_long_launches_are_drawn_in_us_and_short_ones_in_ns() -> None:
     trace = small()
     assert blocks_figure(trace, None).axes[1].get_xlabel().endswith("(ns)")

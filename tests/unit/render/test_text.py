@@ -147,6 +147,16 @@ def test_every_table_keeps_within_the_window(by: Any, width: int) -> None:
     assert max(len(line) for line in text.splitlines()) <= width
 
 
+@pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 100])
+def test_a_narrow_window_goes_without_figures_and_not_without_names(width: int) -> None:
+    trace = fake.corrected(fake.rmsnorm(blocks=4, sms=2, warps=3, resident=1))
+    text = printed(summary(trace), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    for name in trace.sites["name"]:
+        assert any(line.split()[1:2] == [name] for line in text.splitlines()), text
+    assert "…" not in text[text.index("site ") :], text
+
+
 def test_all_is_well_takes_one_line_and_what_is_bad_stands_first() -> None:
     assert "BAD" not in printed(summary(small()))
     lines = printed(summary(fake.doubtful())).splitlines()
@@ -282,6 +292,36 @@ def test_marks_that_take_more_than_a_tenth_of_the_time_are_a_note() -> None:
     rows = found["rows"]
     rows["cost_cycles"] = [10 * cost for cost in rows["cost_cycles"]]
     assert "note correction" in " ".join(printed(summary(trace)).split())
+
+
+def test_a_block_that_lives_shorter_with_all_its_marks_is_a_note() -> None:
+    trace = fake.corrected(small())
+    trace.manifest["kernels"][0]["corrections"]["anchor"] = ANCHOR | {"factor": [1.2]}
+    line = correction(trace)
+    assert line.level == "note"
+    assert "marks cost -" in line.text
+    assert "faster with all marks" in line.text
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([{}], []),
+        ([{"every": 0}], []),  # a launch with tracing off
+        ([{"every": 2}], ["2 of 4 blocks (one in 2)"]),
+        ([{"blocks": [0, 1, 9]}], ["2 of 4 blocks"]),
+        ([{"warp_mask": 0b101}], ["warps 0,2 of 3 of a block"]),
+        ([{"every": 4, "warp_mask": 1}] * 2, ["1 of 4 blocks (one in 4) and warps 0 of 3 of a block"]),
+        ([{}, {"every": 2}, {"blocks": [3]}], ["of launch 1 2 of 4 blocks (one in 2)", "of launch 2 1 of 4 blocks"]),
+    ],
+)
+def test_what_was_chosen_of_a_launch_is_told(entries: list[dict[str, Any]], expected: list[str]) -> None:
+    trace = replace(small(), manifest=fake.manifest(launches=[fake.LAUNCH | entry for entry in entries]))
+    lines = [line for line in trust_lines(trace, 0 if len(entries) == 1 else None) if line.label == "recorded"]
+    assert [line.text for line in lines] == [
+        f"{t}: counts, shares, waves and pictures are of these alone" for t in expected
+    ]
+    assert {line.level for line in lines} <= {"note"}
 
 
 def test_the_policy_and_a_limit_of_registers_are_told() -> None:
