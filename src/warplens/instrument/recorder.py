@@ -59,8 +59,7 @@ END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
 _LEFT_SHIFT: Final = layout.META_SM_SHIFT + layout.META_SM_BITS
 _NO_SPACE: Final = 0xFFFFFFFF & ~OWN
 MOST_CHUNKS_A_SLAB: Final = (_NO_SPACE >> _LEFT_SHIFT) - 1
-_GROWTH_SHIFT: Final = 3
-_GROWTH_SHIFT_IN_PROGRAM: Final = 5
+_GROWTH_SHIFT, _GROWTH_SHIFT_IN_PROGRAM = 3, 5
 _MOST_GROWN: Final = 64
 """A warp that wrote n records asks for n / 8 chunks, 64 at most, where that is more than a slab; in a program that
 nvcc builds for n / 32, since its memory is that of each launch, and what a warp has no use for another may lose."""
