@@ -304,8 +304,9 @@ def one(name: str, rounds: int, traces: Path | None) -> dict[str, Any]:
         out |= {"times_ns": times, "ratio_to_clean": ratios(times)}
         del variants
         out["trace"] = recorded(case, traces)
-    except Exception:
-        out["failed"] = traceback.format_exc()
+    except Exception as error:
+        traceback.print_exc()
+        out["failed"] = f"{type(error).__name__}: {error}"
     return out
 
 
