@@ -15,7 +15,7 @@ import random
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -119,6 +119,8 @@ BUILDS: dict[str, PythonOptions] = {
     "waits, switched off": PythonOptions(selection=Selection(sites="(?:)?"), capacity_bytes=1 << 30),
     "waits, unsettled": PythonOptions(selection=Selection(sites="(?:)*"), capacity_bytes=1 << 30),
     "waits, arithmetic in place": PythonOptions(selection=Selection(sites="(?:)(?:)*"), capacity_bytes=1 << 30),
+    "waits, no record stored": PythonOptions(selection=Selection(sites="(?:)*(?:)"), capacity_bytes=1 << 30),
+    "waits, nothing stored": PythonOptions(selection=Selection(sites="(?:)*(?:)?"), capacity_bytes=1 << 30),
     "waits, fewer registers": PythonOptions(selection=Selection(sites="(?:)(?:)(?:)"), capacity_bytes=1 << 30),
     "waits, state in shared memory": PythonOptions(selection=Selection(sites="(?:)(?:)"), capacity_bytes=1 << 30),
     "waits, state in local memory": PythonOptions(selection=Selection(sites="(?:)(?:)?"), capacity_bytes=1 << 30),
@@ -128,6 +130,10 @@ BUILDS: dict[str, PythonOptions] = {
 }
 
 
+LEFT_OUT = {
+    "no record stored": ("put", "group"),
+    "nothing stored": ("put", "group", "open", "next", "end"),
+}
 STATES = {
     State.FEWER_REGISTERS: "fewer registers",
     State.SHARED: "state in shared memory",
@@ -147,6 +153,22 @@ def unsettled(run: Callable[[], Any]) -> Any:
         return run()
     finally:
         Recorder.settle = settle  # type: ignore[method-assign]
+
+
+def without(parts: Sequence[str], run: Callable[[], Any]) -> Any:
+    """With these parts of the recorder's text left out: what it records cannot be read, its time tells what they cost."""
+    before = {name: getattr(Recorder, name) for name in parts}
+
+    def silent(made: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        return lambda *own, **named: [line for line in made(*own, **named) if " st.global" not in line]
+
+    for name, made in before.items():
+        setattr(Recorder, name, silent(made))
+    try:
+        return run()
+    finally:
+        for name, made in before.items():
+            setattr(Recorder, name, made)
 
 
 def kept_in(state: State, run: Callable[[], Any], *, hoists: bool = True) -> Any:
@@ -210,6 +232,7 @@ def prepare(case: Case) -> tuple[list[Variant], dict[str, Any]]:
         case.out.zero_()
         run = partial(bound, case, own)
         ways = {f"waits, {what}": partial(kept_in, state) for state, what in STATES.items()}
+        ways |= {f"waits, {what}": partial(without, parts) for what, parts in LEFT_OUT.items()}
         ways |= {
             "waits, unsettled": unsettled,
             "waits, arithmetic in place": partial(kept_in, State.REGISTERS, hoists=False),
