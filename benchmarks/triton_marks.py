@@ -156,7 +156,7 @@ def unsettled(run: Callable[[], Any]) -> Any:
 
 
 def without(parts: Sequence[str], run: Callable[[], Any]) -> Any:
-    """With these parts of the recorder's text left out: what it records cannot be read, its time tells what they cost."""
+    """With parts of the recorder's text left out: what it records cannot be read, its time tells what they cost."""
     before = {name: getattr(Recorder, name) for name in parts}
 
     def silent(made: Callable[..., list[str]]) -> Callable[..., list[str]]:

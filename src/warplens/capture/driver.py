@@ -34,7 +34,7 @@ def bindings() -> Any:
     except RuntimeError as error:
         raise DeviceError(
             f"no CUDA driver on this machine; `warplens doctor` says what was looked for\n({error})"
-        ) from error
+        ) from None  # whose text this is
     if status != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"the CUDA driver does not start: {status.name}; `warplens doctor` says what was looked for")
     return driver

@@ -92,9 +92,12 @@ def _read(file: Path) -> str:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise FileError(f"{file}: expected PTX of at most {_MAX_BYTES:,} bytes")
-        text = file.read_bytes().decode("utf-8", "surrogateescape")
+        found = file.read_bytes()
     except OSError as error:
         raise FileError(f"cannot open {file}: {error.strerror or error}") from error
+    if found.startswith(b"\x1f\x8b"):
+        raise FileError(f"{file}: expected a PTX module, found one that gzip has packed: gunzip it first")
+    text = found.decode("utf-8", "surrogateescape")
     if not re.search(r"^\s*\.version\s", text, re.MULTILINE):
         raise FileError(f"{file}: expected a PTX module, found no .version in it: `nvcc -ptx` or Triton makes one")
     return text

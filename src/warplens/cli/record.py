@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -37,6 +38,16 @@ _WHOLE: Final = click.IntRange(min=0)
 _COUNT: Final = click.IntRange(min=1)
 
 
+def pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A regular expression, before anything runs."""
+    del ctx, param
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        raise click.BadParameter(f"{value!r} is no regular expression: {error}") from None
+    return value
+
+
 def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """Bytes of `256MiB`, as the callback of an option."""
     text = value.strip().upper()
@@ -60,7 +71,7 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-o", "--output", metavar="F", help="Name of the file; %p process, %h host, %r rank, %n program.")
 @click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
-@click.option("-k", "--kernels", metavar="REGEX", help="Only kernels in whose name this is found.")
+@click.option("-k", "--kernels", metavar="REGEX", callback=pattern, help="Only kernels in whose name this is found.")
 @click.option(
     "-s", "--launch-skip", type=_WHOLE, default=0, metavar="N", help="Leave out the first N launches of those."
 )
@@ -88,7 +99,12 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("--blocks", callback=number_list, metavar="N,N-M", help="Record these blocks only.")
 @click.option("--warps", callback=number_list, metavar="N,N-M", help="Record these warps of a block only.")
 @click.option("--grids", callback=grid_list, metavar="X[xY[xZ]],...", help="Only launches with one of these grids.")
-@click.option("--nvtx-include", metavar="REGEX", help="Only launches within an NVTX range in whose name this is found.")
+@click.option(
+    "--nvtx-include",
+    callback=pattern,
+    metavar="REGEX",
+    help="Only launches within an NVTX range in whose name this is found.",
+)
 @click.option("--policy", type=click.Choice(POLICIES), default="auto", help="Record only with this storage policy.")
 @click.option("--keep", type=click.Choice(KEEPS), default="oldest", help="Records that stay where not all fit.")
 @click.option("--cold-l2", is_flag=True, help="Empty the L2 cache before each launch that is recorded or timed.")
@@ -105,7 +121,9 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option(
     "--auto", type=click.Choice(LEVELS), default="waits", help="Marks of Triton's, CuPy's and Numba's kernels."
 )
-@click.option("--sites", metavar="REGEX", help="Only marks of such kernels in whose name this is found.")
+@click.option(
+    "--sites", callback=pattern, metavar="REGEX", help="Only marks of such kernels in whose name this is found."
+)
 @click.option("--budget", metavar="N|P%", help=BUDGET_HELP)
 @click.option("--counts", metavar="TRACE", help=COUNTS_HELP)
 @click.option("-m", "--module", is_flag=True, help="CMD is a Python module.")

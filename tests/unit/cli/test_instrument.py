@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def test_json_has_every_site(ptx: Path) -> None:
         (("{ptx}", "-o", "b.ptx", "-k", "other"), 3, "there are k"),
         (("{ptx}",), 2, "--output"),
         (("k.cu", "-o", "b.ptx"), 3, "expected a PTX module, found no .version in it"),
+        (("k.gz", "-o", "b.ptx"), 3, "found one that gzip has packed: gunzip it first"),
     ],
 )
 def test_what_cannot_be_done_ends_with_its_code(
@@ -63,6 +65,7 @@ def test_what_cannot_be_done_ends_with_its_code(
 ) -> None:
     monkeypatch.chdir(ptx.parent)
     Path("k.cu").write_text("__global__ void k() {}\n", encoding="utf-8")
+    Path("k.gz").write_bytes(gzip.compress(ptx.read_bytes()))
     done = run("instrument", *(part.format(ptx=ptx) for part in arguments))
     assert done.exit_code == code
     assert words in done.output

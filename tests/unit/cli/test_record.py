@@ -32,7 +32,8 @@ def warplens(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["--capacity", "lots", "true"], "256MiB"),
         (["--capacity", "1KiB", "true"], "1 MiB to 16 GiB"),
-        (["-k", "(", "true"], "no regular expression"),
+        (["-k", "(", "true"], "-k' / '--kernels': '(' is no regular expression"),
+        (["--sites", "[", "true"], "--sites': '[' is no regular expression"),
         (["--blocks", "3-1", "true"], "numbers and ranges"),
         ([], "nothing to run"),
         (["--launch-cout", "3", "true"], "--launch-count"),
