@@ -184,8 +184,9 @@ PTX_FILE: Final = "warplens.kernel.ptx"
 """Where it has what the compiler wrote, if that named no lines; the line is by how many lines it was moved down, modulo
 PTX_LINES."""
 PTX_LINES: Final = 1 << 24
-LOCAL_STATE_BYTES: Final = 24
-"""Of a lane's local memory: the state of a recorder in PTX that has no registers for it."""
+LOCAL_STATE_BYTES: Final = 32
+"""Of a lane's local memory: the state of a recorder in PTX that has no registers for it, 24 bytes, and 8 by which a
+kernel's own arrays, which may be aligned to 32, take as much as before."""
 
 
 DESCRIPTOR = np.dtype(

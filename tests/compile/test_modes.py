@@ -102,6 +102,42 @@ def test_with_the_state_in_local_memory_a_kernel_takes_so_much_of_it_and_nothing
     assert yields(marked.cubin) <= yields(clean.cubin)
 
 
+OWN_ARRAY = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 p)
+.reqntid 64
+{{
+	.local .align {align} .b8 own[{size}];
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<4>;
+	ld.param.u64 %rd1, [p];
+	mov.u64 %rd2, own;
+	cvta.local.u64 %rd2, %rd2;
+	add.u64 %rd3, %rd2, %rd1;
+	st.u8 [%rd3], %rd1;
+	bar.sync 0;
+	ld.u8 %r2, [%rd2+1];
+	st.global.u32 [%rd1], %r2;
+	ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("align", "size"), [(1, 3), (4, 4), (4, 12), (4, 20), (8, 8), (8, 24), (16, 16), (16, 40), (32, 32), (32, 40)]
+)
+def test_beside_a_kernels_own_arrays_its_state_takes_as_much_of_local_memory(
+    align: int, size: int, tmp_path: Path
+) -> None:
+    """With 24 bytes it was 16 or 32 of them beside arrays aligned to 16, which was taken for what spills."""
+    text = OWN_ARRAY.format(align=align, size=size)
+    builds = text, instrument(text, state=State.LOCAL).text
+    clean, marked = (registers_and_frame(assembled(own, tmp_path, "own").cubin)[1] for own in builds)
+    assert marked - clean == layout.LOCAL_STATE_BYTES
+
+
 @pytest.mark.parametrize("name", ["nvcc_sm_80", "nvcc_sm_90a", "nvcc_sm_100a"])
 def test_the_yields_that_are_counted_are_those_that_nvdisasm_shows(name: str, tmp_path: Path) -> None:
     cubin = assembled(text_of(name), tmp_path, "clean").cubin

@@ -50,6 +50,13 @@ def test_decode_imports_neither_polars_nor_matplotlib() -> None:
     assert loaded_after("import warplens.decode").isdisjoint({"polars", "matplotlib", "cuda"})
 
 
+@pytest.mark.parametrize("module", ["warplens", "warplens.decode", "warplens.instrument"])
+def test_names_that_are_imported_when_asked_for_are_there_beforehand(module: str) -> None:
+    """For whoever completes names, and for `import *`."""
+    program = f"import {module} as own\nassert {{*own.__all__}} <= {{*dir(own)}}\nfrom {module} import *"
+    assert output_of(f"{program}\nassert all(globals()[name] is not None for name in own.__all__)")
+
+
 def test_help_imports_no_tables_and_no_pictures() -> None:
     run_help = "import warplens.cli\ntry:\n    warplens.cli.main(['--help'])\nexcept SystemExit:\n    pass"
     assert loaded_after(run_help).isdisjoint({"numpy", "polars", "matplotlib", "cuda", "torch", "triton"})

@@ -20,3 +20,7 @@ def __getattr__(name: str) -> Any:
     from warplens.decode import decoder
 
     return getattr(decoder, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -177,12 +177,14 @@ class Inserter:
             statement = self._flow.code[number].statement
             _, start, end = self._statements[statement]
             at = self._scopes.outside(self._flow.code[mark.index].statement, mark.behind)
-            lines = [self._flow.module.source(statement)]
+            own = self._flow.module.source(statement)
+            lines = [own]
             if not self._places:
                 lines = [_own_place_from(self._flow.module, start), *lines, own_place(self._flow.module)]
             elif self._place(start) != self._place(at):
                 lines = [*self._chain(start), *lines, self._place(at)]
-            self.pieces += [(at, at, _lines(lines)), (start, end, "")]
+            # Its lines stay, empty: where what follows it stands is told by the place of the mark before.
+            self.pieces += [(at, at, _lines(lines)), (start, end, "\n" * own.count("\n"))]
 
     def _begin_of_code(self) -> int:
         """In front of the first label or instruction, behind declarations."""

@@ -11,6 +11,7 @@ from tests.full_kernels import roles
 from tests.unit.capture import triton_stand_in as stand_in
 from tests.unit.capture.test_triton import loaded
 from tests.unit.capture.triton_stand_in import WAITS, Fake
+from warplens import layout
 from warplens.capture import triton_builds
 from warplens.capture.triton import TritonCapture, TritonWarning
 from warplens.instrument import Mode, Selection, State
@@ -143,7 +144,7 @@ def test_where_the_state_in_registers_spills_it_moves_to_shared_memory(monkeypat
 
 
 def spills_without_shared_state(cubin: bytes) -> tuple[int, int]:
-    local = 24 * (b"$wl_state[" in cubin)
+    local = layout.LOCAL_STATE_BYTES * (b"$wl_state[" in cubin)
     return 40, local or 8 * (cubin.count(b"%clock") > 2 and b"warplens_state" not in cubin)
 
 
@@ -164,7 +165,7 @@ def test_the_state_stays_out_of_shared_memory_that_the_launch_needs(
     with pytest.warns(TritonWarning, match="it gets the marks asked for, state in local"), TritonCapture() as capture:
         text, _ = loaded(shared=shared)
     assert "warplens_state" not in text
-    assert ".local .align 8 .b8 $wl_state[24];" in text
+    assert ".local .align 8 .b8 $wl_state[32];" in text
     assert f"k: state in shared memory is not tried: with {why}" in capture.notes
 
 

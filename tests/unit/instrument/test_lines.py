@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
 
+from tests.unit.instrument.test_hoist import ADD, USE, loop
 from warplens import layout
-from warplens.instrument import Mode, Selection, instrument
+from warplens.instrument import Mode, Selection, State, instrument
+from warplens.instrument.read import LINE, STATEMENT, read
 
 LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s")
 FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
+
+
+WORK = f"{USE}; " * 9
 
 
 def own_lines(marked: str) -> list[tuple[str, int]]:
@@ -59,6 +65,42 @@ def test_several_statements_on_a_line_and_other_pieces_keep_count() -> None:
     assert numbers["bar.sync 0; /* so"] == 8
     assert numbers["call.uni apart, (%r1);"] == 10
     assert numbers["bar.sync 2;"] == 11
+
+
+def laid_out(text: str, seed: int) -> str:
+    """The same kernel with other white space and comments, and a number in each of its instructions."""
+    chosen = random.Random(seed)
+    out = []
+    for number, (kind, start, end) in enumerate(read(text).statements):
+        own = text[start:end]
+        if kind == STATEMENT and not own.startswith("."):
+            own = f"{own[:-1].replace(', ', chosen.choice([', ', f',{chr(10)}']))}/*#{number}*/;"
+        breaks = ["\n", "\n\n"] if kind == LINE else [" ", "\n", "\n\n\n", " // c\n", " /* a\n;b */ "]
+        out += [own, chosen.choice(breaks)]
+    return "".join(out)
+
+
+def numbered(text: str) -> dict[str, int]:
+    """The line of each instruction with a number: in marked PTX that in the PTX as it was."""
+    module = read(text)
+    moved = 0
+    out = {}
+    for kind, start, end in module.statements:
+        if found := LOC.match(text, start):
+            moved = int(found[2])
+        elif kind == STATEMENT and (named := re.search(r"/\*#(\d+)\*/", text[start:end])):
+            out[named[1]] = (module.line(start) - moved) % layout.PTX_LINES
+    return out
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("seed", range(8))
+def test_however_ptx_is_laid_out_each_instruction_is_known_by_its_line(seed: int, state: State) -> None:
+    """A statement over several lines that went ahead of a wait left those behind it at lines before their own."""
+    text = laid_out(loop(f"bar.sync 0; {ADD}; {USE}; bar.sync 1; {WORK} {{ {USE}; }} {ADD}; {USE};"), seed)
+    found = instrument(text, Selection("all"), state=state)
+    assert found.kernels[0].hoisted or state in (State.SHARED, State.LOCAL)
+    assert numbered(found.text) == numbered(text)
 
 
 def test_with_lines_of_a_source_those_are_given_again(corpus: dict[str, str]) -> None:

@@ -211,6 +211,27 @@ def test_a_disturbed_kernel_is_told(changes: dict[str, Any], expected: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("local_bytes", "instrumented", "expected"),
+    [
+        (48, {}, "the traced build spills"),
+        (48, {"left_out": []}, "32 B of it the recorder's state"),
+        (80, {"left_out": []}, "64 B of it the recorder's state"),  # beside an array that is aligned to 64
+        (40, {"left_out": []}, "the traced build spills"),
+    ],
+)
+def test_local_memory_of_the_recorder_is_told_from_what_spills(
+    local_bytes: int, instrumented: dict[str, Any], expected: str
+) -> None:
+    manifest = fake.manifest()
+    own = manifest["kernels"][0]
+    builds = {"clean": own["clean"] | {"local_bytes": 16}, "traced": own["traced"] | {"local_bytes": local_bytes}}
+    manifest["kernels"] = [own | builds | {"instrumented": instrumented}]
+    (line,) = (own for own in trust_lines(replace(small(), manifest=manifest)) if own.label == "builds")
+    assert expected in line.text
+    assert (line.level == "BAD") == ("spills" in expected)
+
+
+@pytest.mark.parametrize(
     ("found", "expected"),
     [
         ({"not_measured": "rounds=2, and 4 are needed"}, "not measured (rounds=2, and 4 are needed)"),
