@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,8 +38,10 @@ def build(folder: Path, name: str, *flags: str) -> Path:
 
 def run(command: list[str], folder: Path) -> dict[str, Any]:
     """The program's own figures, and how long the whole command took."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}  # as of a package that is installed
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     begin = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120, env=environment)
     seconds = time.perf_counter() - begin
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     found = json.loads(lines[0]) if lines else {"stdout": done.stdout[-500:]}

@@ -22,7 +22,7 @@ from warplens.capture.arguments import Arguments
 from warplens.capture.options import RecordOptions
 from warplens.capture.session import Session
 from warplens.decode.flags import SpanFlag
-from warplens.kernel import Kernel
+from warplens.kernel.kernel import Kernel
 from warplens.trace import Trace
 
 LASTS_S = 60.0

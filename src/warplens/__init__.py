@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from warplens.capture.compile import get_include as get_include
     from warplens.capture.options import RecordOptions as RecordOptions
     from warplens.errors import WarplensError as WarplensError
-    from warplens.kernel import Kernel as Kernel
+    from warplens.kernel.kernel import Kernel as Kernel
     from warplens.kernel.recording import record as record
     from warplens.render.export import export as export
     from warplens.render.plots import plot as plot
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Kernel": "warplens.kernel",
+    "Kernel": "warplens.kernel.kernel",
     "RecordOptions": "warplens.capture.options",
     "Selection": "warplens.render.selection",
     "Trace": "warplens.trace",

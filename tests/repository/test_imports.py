@@ -98,3 +98,18 @@ def fastest(arguments: list[str], runs: int = 7) -> float:
 
 def test_import_takes_less_than_200_ms_more_than_an_empty_interpreter() -> None:
     assert fastest(["-c", "import warplens"]) - fastest(["-c", "pass"]) < 0.2
+
+
+def test_a_process_whose_kernels_are_not_wanted_reads_no_ptx_and_no_machine_code() -> None:
+    """What `record` imports into a program that has imported Triton, before a kernel of its choice is there."""
+    loaded = modules_after("import warplens.kernel.process, warplens.capture.triton")
+    late = (
+        "instrument.module",
+        "audit",
+        "capture.chosen",
+        "capture.cupy",
+        "capture.numba",
+        "capture.cuda",
+        "kernel.kernel",
+    )
+    assert loaded.isdisjoint(f"warplens.{name}" for name in late)

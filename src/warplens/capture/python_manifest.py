@@ -20,7 +20,6 @@ import numpy as np
 
 from warplens import __version__, layout
 from warplens.capture import driver, machine
-from warplens.capture.audited import audit_builds, not_audited
 from warplens.capture.library import Dim3, Function
 from warplens.capture.python_memory import U32, Found, Made, Memory, divide
 from warplens.capture.python_unfinished import under_way
@@ -219,7 +218,7 @@ def _make(
         entries.append(_entry(launches[own.made], own, member, options))
     entries[-1] |= {"lost_events": lost_events, "lost_chunks": lost_chunks}  # counted over all: the last found no space
     for kernel in kernels:
-        kernel.entry["audit"] = _audited(kernel) if stop is None else not_audited("the program was being stopped")
+        kernel.entry["audit"] = _audited(kernel, stopped=stop is not None)
     manifest = _manifest(memory, kernels, entries, options)
     if stop is not None:
         is_listed = open_one == (listed[-1].made, listed[-1].replay)
@@ -307,12 +306,16 @@ def _manifest(
     }
 
 
-def _audited(kernel: Kernel) -> dict[str, Any]:
+def _audited(kernel: Kernel, *, stopped: bool) -> dict[str, Any]:
     """The audit of the traced build alone: the clean one is not kept. It may not harm the program either."""
+    from warplens.capture import audited  # a process that records nothing does without
+
+    if stopped:
+        return audited.not_audited("the program was being stopped")
     try:
-        return audit_builds((kernel.loaded.cubin, kernel.loaded.symbol), None, kernel.site_set["sites"], {})
+        return audited.audit_builds((kernel.loaded.cubin, kernel.loaded.symbol), None, kernel.site_set["sites"], {})
     except Exception as error:
-        return not_audited(f"the audit failed: {error}")
+        return audited.not_audited(f"the audit failed: {error}")
 
 
 def _sources(kernels: list[Kernel]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from warplens.capture.forked import in_children
 from warplens.capture.modules import read_site_sets
 from warplens.capture.python import PythonCapture, PythonOptions
 from warplens.capture.python_manifest import Loaded
-from warplens.capture.triton_builds import Choice, assembler, clean_resources, launch_of, mark
 from warplens.capture.triton_hooks import Hooks, unfit
 from warplens.errors import KernelWarning
 from warplens.instrument.shared_state import SHARED_STATE, SHARED_STATE_BYTES
@@ -33,9 +32,8 @@ class TritonDoor:
     warning: type[KernelWarning] = TritonWarning
 
     def __init__(self, capture: PythonCapture) -> None:
-        self._capture, own = capture, capture.options
-        self._choice = Choice(own.kernels, own.selection, own.key, self._tell, capture.notes, self._remark)
-        self.hooks = Hooks(own.key, self._tell)
+        self._capture = capture
+        self.hooks = Hooks(capture.options.key, self._tell)
         self._undo = self.hooks.undo
         self._settled: list[tuple[Any, type]] = []
 
@@ -92,6 +90,8 @@ class TritonDoor:
         sets = read_site_sets(cubin) if layout.DESCRIPTOR_SYMBOL in text else []
         if not sets:
             return None
+        from warplens.capture.triton_builds import clean_resources, launch_of
+
         facts = kernel.metadata
         return Loaded(
             name=kernel.name,
@@ -134,9 +134,14 @@ class TritonDoor:
         self._undo += triton_inductor.join(self.hooks.set_aside)
         if layout.DESCRIPTOR_SYMBOL in str(kernel.asm.get("ptx")):
             return
-        notes = self._capture.notes
+        own, notes = self._capture.options, self._capture.notes
+        if not self._capture.takes(str(getattr(kernel, "name", "a kernel"))):
+            return
+        from warplens.capture.triton_builds import Choice, assembler, mark  # what reads PTX takes its time to import
+
         before = len(notes)
-        marked = mark(kernel, self._choice, lambda text: assembler(kernel)(text))
+        choice = Choice(own.kernels, own.selection, own.key, self._tell, notes, self._remark)
+        marked = mark(kernel, choice, lambda text: assembler(kernel)(text))
         if marked is not None:
             kernel.warplens_notes = notes[before:]  # for a later recording that meets it loaded
             kernel.asm["ptx"], kernel.asm["cubin"], kernel.kernel = marked.ptx, marked.cubin, marked.cubin

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from warplens.capture import triton_inductor
 from warplens.capture.patched import patched
-from warplens.instrument.source import marker
 
 _LEAST_VERSION: Final = (3, 6)
 _KEY_FROM_HOOK: Final = (3, 7)
@@ -103,6 +102,8 @@ class Hooks:
             return
         self._emitted += 1
         core: Any = importlib.import_module("triton.language.core")
+        from warplens.instrument.source import marker
+
         core.inline_asm_elementwise(marker(verb, name), "=r", [], core.int32, False, 1, _semantic=semantic)
 
     def _keep_apart(self, triton: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.ptx_machine import Machine
 from tests.unit.capture.test_arena import FakeMemory
 from warplens import layout
-from warplens.capture import driver, machine, python, python_manifest, python_memory
+from warplens.capture import audited, driver, machine, python, python_manifest, python_memory
 from warplens.capture.modules import parse_sites
 from warplens.capture.python import PythonCapture
 from warplens.instrument.shared_state import SHARED_STATE
@@ -112,7 +112,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     resources = {"registers": 40, "shared_bytes": 0, "local_bytes": 0, "resident_blocks": 6}
     native_function = SimpleNamespace(resources=lambda *_: resources)
     monkeypatch.setattr(python_manifest, "Function", lambda *_: native_function)
-    monkeypatch.delattr(python_manifest, "audit_builds")
+    monkeypatch.delattr(audited, "audit_builds")
     monkeypatch.setattr(python, "is_captured", lambda stream: stream == GRAPH_STREAM)
     return own
 

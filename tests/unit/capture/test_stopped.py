@@ -25,7 +25,7 @@ from warplens.capture.options import RecordOptions
 from warplens.capture.session import Session
 from warplens.capture.stopped import Stop, last_places, wait
 from warplens.capture.watchdog import TIMED_OUT, Watchdog
-from warplens.kernel import Kernel
+from warplens.kernel.kernel import Kernel
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
 

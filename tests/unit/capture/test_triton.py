@@ -306,7 +306,7 @@ def test_what_is_read_is_a_trace_also_where_launches_found_no_space(monkeypatch:
     done = recorder.run(recorder.STRAIGHT.format(threads=64), grid=3, turns=recorder.DESCRIPTOR + 64)
     sites = done.trace.manifest["site_sets"][0]
     monkeypatch.setattr("warplens.capture.machine.clock_state", lambda _: None)
-    monkeypatch.delattr("warplens.capture.python_manifest.audit_builds")
+    monkeypatch.delattr("warplens.capture.audited.audit_builds")
     resources = {"registers": 40, "shared_bytes": 0, "local_bytes": 0, "resident_blocks": 6}
     entry = {"name": "straight", "site_set": sites["name"], "clean": None, "traced": resources, "clean_ns": None}
     entry |= {"traced_ns": None, "not_measured": "none was added", "mark_cost_cycles": None}
