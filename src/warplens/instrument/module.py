@@ -32,6 +32,9 @@ _ARCH: Final = re.compile(r"sm_([0-9]{1,4})(?![0-9])")
 _OF_HOST: Final = re.compile(rf"\.const\s+\.align\s+8\s+\.b8\s+([\w$]*{layout.DESCRIPTOR_SYMBOL})\[")
 _OF_WARPLENS: Final = "8warplens6detail4host"  # the kernels that host.hpp brings, as C++ writes their namespace
 _CONST: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s*+)*\.const\b([^={]*+)")
+_SHARED: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s+)*\.shared\b.*?\.[busf]\d+\s+([\w$%]+)", re.DOTALL)
+_SYMBOL: Final = re.compile(r"[\w$%]+")
+_OF_CLUSTERS: Final = re.compile(r"mapa|getctarank|barrier\.cluster|multicast|%\w*cluster")
 _LEAST_ARCH: Final = 80
 _HAS_SYSTEM_SHARED: Final = 90
 _CONSTANT_BYTES: Final = 65536
@@ -311,17 +314,34 @@ class _Entry:
         return len(plan.marks) if self._flow.passed_once(blocks) else None
 
     def _shared(self) -> str:
-        """An address of shared memory that can be read: see `settle` in device.cuh."""
-        if self._arch >= _HAS_SYSTEM_SHARED:
+        """An address of shared memory that can be read, as `settle` in device.cuh wants it: of what the kernel has
+        itself, for a variable of another kernel's would take its place here too.
+
+        A kernel without any reads the word at 0, but where it may be in a cluster: there to read that is an illegal
+        instruction.
+        """
+        named = {name for own in self._flow.code for name in _SYMBOL.findall(own.operands)}
+        own = [name for name, _ in sorted(self._declared_shared(), key=lambda found: found[1]) if name in named]
+        if own:
+            return own[0]
+        if self._arch >= _HAS_SYSTEM_SHARED and not self._may_be_in_cluster():
             return "0"
-        module = self._flow.module
-        for index, (kind, start, _) in enumerate(module.statements):
-            if kind == STATEMENT and module.text[start] == "." and ".shared" in (source := module.bare(index)):
-                found = re.search(r"\.[busf]\d+\s+([\w$]+)", source)
-                if found and index < self._flow.function.head:
-                    return found[1]
         self.needs_shared = True
         return _OWN_SHARED
+
+    def _declared_shared(self) -> Iterator[tuple[str, bool]]:
+        """Variables in shared memory that the kernel can name, and of each whether a launch says how large it is."""
+        module, flow = self._flow.module, self._flow
+        apart = {index for own in module.functions for index in range(own.first, own.last)}
+        for index, (kind, start, _) in enumerate(module.statements[: flow.code[0].statement]):
+            if kind == STATEMENT and module.text[start] == "." and (index not in apart or index >= flow.function.first):
+                found = _SHARED.match(module.bare(index))
+                if found:
+                    yield found[1], found[0].startswith(".extern")
+
+    def _may_be_in_cluster(self) -> bool:
+        head = self._flow.module.bare(self._flow.function.head)
+        return "cluster" in head or any(_OF_CLUSTERS.search(f"{own.opcode} {own.operands}") for own in self._flow.code)
 
 
 def site_text(site_set: dict[str, Any]) -> str:

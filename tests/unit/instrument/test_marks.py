@@ -278,6 +278,63 @@ def test_shared_memory_is_asked_for_only_before_sm_90() -> None:
     assert "warplens_own" not in marked(body, "sm_90").text
 
 
+LEAVING = """
+.visible .entry {name}(.param .u64 n)
+{head}
+{{
+	.reg .b32 %r<9>;
+	.reg .pred %p1;
+	{declared}
+	mov.u32 %r1, %tid.x;
+	setp.gt.u32 %p1, %r1, 50;
+	@%p1 bra $end;
+	{body}
+	bar.sync 0;
+	st.global.u32 [%r1], %r1;
+$end:
+	ret;
+}}
+"""
+ARRAY = ".shared .align 4 .b8 {}[4096];"
+OF_LAUNCH = ".extern .shared .align 16 .b8 asked_for[];"
+
+
+def read_behind_the_barrier(text: str) -> list[str]:
+    return re.findall(r"mov\.u32 %wl_r3, ([\w$]+);\n\s*ld\.volatile\.shared", text)
+
+
+@pytest.mark.parametrize(
+    ("arch", "declared", "before", "body", "head", "found"),
+    [
+        ("sm_90", "", "", "", "", "0"),
+        ("sm_80", "", "", "", "", "warplens_own"),
+        ("sm_80", ARRAY.format("own"), "", "st.shared.u32 [own], %r1;", "", "own"),
+        ("sm_80", "", ARRAY.format("own"), "mov.u32 %r2, own;", "", "own"),
+        ("sm_80", "", OF_LAUNCH + ARRAY.format("own"), "mov.u32 %r2, own; mov.u32 %r3, asked_for;", "", "own"),
+        ("sm_80", "", OF_LAUNCH, "ld.shared.u32 %r2, [asked_for+8];", "", "asked_for"),
+        ("sm_80", "", OF_LAUNCH + ARRAY.format("others"), "", "", "warplens_own"),
+        ("sm_90", "", "", "", ".explicitcluster .reqnctapercluster 2", "warplens_own"),
+        ("sm_90", "", "", "mov.u32 %r2, %cluster_ctaid.x;", "", "warplens_own"),
+        ("sm_90", ARRAY.format("own"), "", "st.shared.u32 [own], %r1;", ".explicitcluster .reqnctapercluster 2", "own"),
+    ],
+    ids=[
+        "none", "none, before sm_90", "in the kernel", "in the module", "beside that of a launch", "that of a launch",
+        "that it does not use", "cluster", "place in a cluster", "cluster with an array",
+    ],
+)  # fmt: skip
+def test_behind_a_barrier_a_kernel_reads_shared_memory_that_it_has(
+    arch: str, declared: str, before: str, body: str, head: str, found: str
+) -> None:
+    """A variable of another kernel's cannot be seen, or takes its place here; in a cluster nothing stands at 0."""
+    other = LEAVING.format(name="a", head="", declared=ARRAY.format("of_a"), body="st.shared.u32 [of_a], %r1;")
+    kernel = LEAVING.format(name="k", head=head, declared=declared, body=body)
+    text = f".version 8.0\n.target {arch}\n.address_size 64\n{before}{other}{kernel}"
+    own = instrument(text).text
+    at = own.index(".entry k(")
+    assert read_behind_the_barrier(own[:at]) == ["of_a"]
+    assert read_behind_the_barrier(own[at:]) == [found]
+
+
 def test_a_predicated_return_is_stepped_over() -> None:
     found = marked("setp.lt.u32 %p1, %r1, 5;\n\t@%p1 ret;\n\tbar.sync 0;\n\tst.global.u32 [%r1], 1;")
     assert "@!%p1 bra $wl_stay_" in found.text
