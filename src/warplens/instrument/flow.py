@@ -27,6 +27,8 @@ _LOC: Final = re.compile(rf"\.loc\s++{_PLACE}(?:.*\binlined_at\s++{_PLACE})?", r
 _LINE_COMMENT: Final = re.compile(r"[ \t]*+//([^\n]*+)")
 _OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):([0-9]{1,9}):([0-9]{1,9})[\s\]]*\Z")
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
+_QUIET: Final = re.compile(r"(?<![\w$])(?:__assertfail|vprintf|malloc|free)\b")
+"""Functions of the driver's, which read no thread's place."""
 _DECLARATION: Final = re.compile(r"\s*\.reg\s+(?:\.v[24]\s+)?\.\w+\s+(.*)", re.DOTALL)
 _LONGEST_CHAIN: Final = 32
 """Calls that were inlined in each other: more are a circle, and damage."""
@@ -438,7 +440,7 @@ class Flow:
     @cached_property
     def _reads_rows(self) -> bool:
         """Whether the function, or one that it may call, reads a thread's place in y or z."""
-        if any(own.name == "call" for own in self.code):
+        if any(own.name == "call" and not _QUIET.search(own.operands) for own in self.code):
             return _ROWS.search(self.module.text) is not None
         return any(_ROWS.search(own.operands) for own in self.code)
 

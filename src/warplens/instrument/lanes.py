@@ -32,6 +32,11 @@ _KEEPS: Final = frozenset(
 """Opcodes that make the same of the same; all others are held to give each lane something of its own."""
 
 
+_FIRST_BEYOND: Final = {"lt": 0, "ge": 0, "lo": 0, "hs": 0, "gt": 1, "le": 1, "hi": 1, "ls": 1}
+"""By how much the first number for which a comparison comes out otherwise lies beyond what is compared with."""
+_MOST_MORE: Final = 1 << 16
+
+
 class Lanes:
     """`apart`: the blocks that only some lanes of a warp can come to, while others wait where they meet again.
     `parting`: the blocks whose branch parts them.
@@ -41,7 +46,7 @@ class Lanes:
 
     def __init__(self, flow: Flow, *, to_the_end: bool = False) -> None:
         self._flow, self._to_the_end = flow, to_the_end
-        self._threads = self._thread_numbers() if flow.one_dimensional() else set()
+        self._threads = self._thread_numbers() if flow.one_dimensional() else {}
         self._parameters = frozenset(re.findall(r"[\w$%]+", flow.module.bare(flow.function.head)))
         self._users: dict[str, list[int]] = {}
         self._sources = []
@@ -63,14 +68,35 @@ class Lanes:
             self.apart |= grown
             self._spread(n for b in grown for n in range(flow.blocks[b].start, flow.blocks[b].stop))
 
-    def _thread_numbers(self) -> set[str]:
-        """Registers that hold %tid.x, and nothing else."""
-        found: dict[str, bool] = {}
+    def _thread_numbers(self) -> dict[str, int]:
+        """Registers that hold the number of the thread, or of the thread in a group of whole warps, and how much more
+        than it: `(tid & 127) + 31`. None but those that are set once."""
+        set_by: dict[str, list[int]] = {}
         for number, own in enumerate(self._flow.code):
-            for target in (self._flow.scoped(number, name) for name in own.targets):
-                is_number = own.name == "mov" and own.operands.rpartition(",")[2].strip() == "%tid.x"
-                found[target] = found.get(target, True) and is_number and not own.predicate
-        return {register for register, is_number in found.items() if is_number}
+            for name in own.targets:
+                set_by.setdefault(self._flow.scoped(number, name), []).append(number)
+        found: dict[str, int] = {}
+        for register, numbers in set_by.items():  # in the order of the text, as they are made of each other
+            more = self._more(numbers[0], found) if len(numbers) == 1 else None
+            if more is not None:
+                found[register] = more
+        return found
+
+    def _more(self, number: int, found: dict[str, int]) -> int | None:
+        """How much more than a thread's number an instruction gives; None for another value."""
+        own = self._flow.code[number]
+        parts = [self._flow.scoped(number, part.strip()) for part in own.operands.split(",")]
+        before = 0 if parts[-1] == "%tid.x" else found.get(parts[1]) if len(parts) > 1 else None
+        if before is None or own.predicate:
+            return None
+        if own.name == "mov":
+            return before
+        value = integer(parts[2]) if len(parts) == 3 else None
+        if value is None or not 0 <= value < _MOST_MORE:
+            return None
+        if own.opcode in ("add.s32", "add.u32"):
+            return before + value
+        return 0 if own.opcode == "and.b32" and value & 31 == 31 and before == 0 else None
 
     def _spread(self, begin: Iterable[int]) -> None:
         """Finds all registers that differ, from these instructions on."""
@@ -113,15 +139,16 @@ class Lanes:
         """Whether it makes of the thread's number something that a warp has once."""
         if len(parts) < 3 or parts[1] not in self._threads:
             return False
-        value = integer(parts[2])
+        value, more = integer(parts[2]), self._threads[parts[1]]
         if value is None or value < 0:
             return False
         if own.name in ("shr", "bfe"):
-            return value >= 5
+            return value >= 5 and more % 32 == 0
         if own.name == "and":
-            return value & 31 == 0
-        if own.name == "setp":
-            return value % 32 == 0 and own.opcode.split(".")[1:2] in (["lt"], ["ge"], ["lo"], ["hs"])
+            return value & 31 == 0 and more % 32 == 0
+        if own.name == "setp" and all(self.is_same(part.lstrip("!")) for part in parts[3:]):
+            asked = own.opcode.split(".")[1]
+            return asked in _FIRST_BEYOND and (value - more + _FIRST_BEYOND[asked]) % 32 == 0
         return False
 
     def _is_whole(self, clamp: str) -> bool:

@@ -9,7 +9,7 @@ from warplens.instrument import instrument
 KERNEL = """.version 8.0
 .target sm_90
 .address_size 64
-.visible .entry k(.param .align 8 .b8 n[16])
+.visible .entry k(.param .align 8 .b8 n[16]) .reqntid 384
 {{
 	.reg .b32 %r<9>;
 	.reg .b64 %rd<9>;
@@ -53,6 +53,13 @@ def waits(asks: str) -> bool:
         APART.replace("P1", "%q<3>", 1).replace("P1", "%q1")
         + ASKS_AGAIN.format(bar="8", out="%r2").replace("P1", "%q1").replace(".pred %q1", ".pred %q<2>")
         + "setp.ne.s32 %p1, %r2, 0;",
+        # Of the thread's number what a warp has once, as CUTLASS asks for it.
+        "setp.gt.u32 %p1, %r1, 31;",
+        "setp.le.s32 %p1, %r1, 63;",
+        "and.b32 %r2, %r1, 255; add.s32 %r3, %r2, 31; setp.gt.u32 %p1, %r3, 62;",
+        "and.b32 %r2, %r1, 127; setp.lt.u32 %p1, %r2, 32;",
+        "add.s32 %r2, %r1, 32; shr.u32 %r3, %r2, 5; setp.eq.u32 %p1, %r3, 2;",
+        "ld.param.u32 %r2, [n]; setp.ne.u32 %p2, %r2, 0; setp.gt.and.u32 %p1, %r1, 31, !%p2;",
     ],
 )
 def test_what_is_the_same_in_all_lanes_parts_none(asks: str) -> None:
@@ -63,6 +70,14 @@ def test_what_is_the_same_in_all_lanes_parts_none(asks: str) -> None:
     "asks",
     [
         "setp.lt.u32 %p1, %r1, 7;",
+        "setp.gt.u32 %p1, %r1, 32;",
+        "setp.eq.u32 %p1, %r1, 32;",
+        "and.b32 %r2, %r1, 255; add.s32 %r3, %r2, 31; setp.gt.u32 %p1, %r3, 63;",
+        "add.s32 %r2, %r1, 1; shr.u32 %r3, %r2, 5; setp.eq.u32 %p1, %r3, 2;",
+        "add.s32 %r2, %r1, -31; setp.lt.u32 %p1, %r2, 33;",
+        "mov.u32 %r2, %r1; @%p3 mov.u32 %r2, 5; setp.lt.u32 %p1, %r2, 32;",
+        "setp.lt.u32 %p2, %r1, 7; setp.gt.and.u32 %p1, %r1, 31, %p2;",
+        "setp.lt.u32 %p2, %r1, 7; setp.gt.or.u32 %p1, %r1, 31, !%p2;",
         (
             "mov.b64 %rd1, n; cvt.u64.u32 %rd2, %r1; add.s64 %rd1, %rd1, %rd2; ld.param.u32 %r2, [%rd1]; "
             "setp.eq.u32 %p1, %r2, 0;"
