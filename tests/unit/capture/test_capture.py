@@ -243,9 +243,9 @@ def test_options_of_a_wrong_type_or_size_are_refused_by_name(options: dict[str, 
 def test_numbers_of_numpy_in_options_reach_a_trace_as_pythons() -> None:
     """JSON knows none of numpy's: a recording with one of them was lost at its end."""
     names = ("rounds", "warmup", "launches", "shared_bytes", "capacity_bytes", "every_block", "every_iteration")
-    options = RecordOptions(cluster=np.array([2, 1, 1]).tolist(), **{name: np.int64(5) for name in names})
+    options = RecordOptions.of(dict.fromkeys(names, np.int64(5)))
     assert json.loads(json.dumps(vars(options)))["shared_bytes"] == 5
-    assert options == RecordOptions(cluster=(2, 1, 1), **dict.fromkeys(names, 5))
+    assert options == RecordOptions.of(dict.fromkeys(names, 5))
 
 
 def test_warps_may_come_from_numpy() -> None:
