@@ -104,7 +104,8 @@ class LaunchRecorder:
         self.left_out: dict[str, int] = {}
         self.ran: dict[str, list[int]] = {}
         self._pattern = re.compile(asked.request.kernels or "")
-        self._groups: dict[tuple[Any, ...], _Group | None] = {}
+        self._groups: dict[tuple[Any, ...], _Group] = {}
+        self._refused: dict[tuple[Any, ...], tuple[CudaKernel, str]] = {}  # it stays, so that no other has its id
         self._rooms: dict[int, _Room] = {}
         self._calibrators: dict[int, Calibrator] = {}
         self._calibration: list[dict[str, Any]] = []
@@ -218,6 +219,9 @@ class LaunchRecorder:
             self._leave_out("launches of warplens.Kernel that were captured in a graph")
             return None
         key = id(kernel), shape, options.shared_bytes, options.cluster, options.cooperative
+        if key in self._refused:
+            self._leave_out(self._refused[key][1])
+            return None
         if key not in self._groups:
             if not self._making.acquire(blocking=False):
                 self._leave_out(_BESIDE)
@@ -226,8 +230,10 @@ class LaunchRecorder:
                 with driver.relaxed():
                     self._groups[key] = self._group(kernel, shape, options, stream)
             except WarplensError as error:
-                self._groups[key] = None
-                self._leave_out(f"launches of {kernel.name}, which cannot be recorded: {error}")
+                why = f"launches of {kernel.name}, which cannot be recorded: {error}"
+                self._refused[key] = kernel, why
+                self._leave_out(why)
+                return None
             finally:
                 self._making.release()
         return self._groups[key]
@@ -382,7 +388,7 @@ class LaunchRecorder:
             self._finish()
         else:
             self._leave_out("launch that had not ended when the program had")
-        for group in filter(None, self._groups.values()):
+        for group in self._groups.values():
             self._settle(group)
         return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}
 
@@ -397,7 +403,7 @@ class LaunchRecorder:
             self._to_read.put(None)
             self._reader.join()
             self._reader = None
-        for group in filter(None, self._groups.values()):
+        for group in self._groups.values():
             try:
                 for pending in group.timed:
                     driver.call("cuEventSynchronize", pending.stop)
@@ -423,7 +429,7 @@ class LaunchRecorder:
 
     def entries(self) -> list[dict[str, Any]]:
         """The manifest's `kernels`, in the order of their indices."""
-        return [group.entry for group in self._groups.values() if group is not None]
+        return [group.entry for group in self._groups.values()]
 
     def manifest(self) -> dict[str, Any]:
         """All facts but launches and kernels."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -438,3 +439,25 @@ def test_sizes_of_parameters_are_asked_again_where_the_driver_could_not_tell_the
     assert function.parameter_sizes() is None
     assert function.parameter_sizes() == (8,)
     assert function.parameter_sizes() == (8,)
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_each_launch_of_a_kernel_that_cannot_be_recorded_is_counted_and_no_other_kernel_is_taken_for_it() -> None:
+    """Kernels are known by their ids, and one that is gone leaves its own to the next."""
+
+    class Kernel(SimpleNamespace):
+        pass
+
+    def refuses(*_: Any) -> Any:
+        raise DeviceError("no room")
+
+    keep: Any = SimpleNamespace(add=lambda *_: None)
+    own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
+    kernel: Any = Kernel(**{**vars(kernel_of("k")), "traced_build": refuses})
+    gone = weakref.ref(kernel)
+    for _ in range(3):
+        own.launch(kernel, SHAPE, RecordOptions(), GIVEN)
+    del kernel
+    assert gone() is not None
+    assert own.left_out == {"launches of k, which cannot be recorded: no room": 3}
+    assert own.finish()["kernels"] == []
