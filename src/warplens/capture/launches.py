@@ -112,7 +112,7 @@ class LaunchRecorder:
         self._site_sets: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, Any] | None = None
         self._step_ns: int | None = None
-        self._copying: int | None = None
+        self._copying: dict[int, int] = {}  # of each GPU, the stream in which records are read and forgotten
         self._to_read: queue.SimpleQueue[tuple[_Room, Any] | None] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
         self._matched = self._kept = 0
@@ -284,7 +284,7 @@ class LaunchRecorder:
         self._calibration.append({**pairs, "device": device})
         self._step_ns = calibrator.step_ns(stream)
         nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._copying = int(driver.call("cuStreamCreate", nonblocking))
+        self._copying[device] = int(driver.call("cuStreamCreate", nonblocking))
 
     def _make_room(self, room: _Room, stream: int) -> bool:
         """Wait until what the launch before left in the memory has been read and forgotten."""
@@ -360,7 +360,7 @@ class LaunchRecorder:
         pending, group.pending = group.pending, None
         wait_for(pending.stop)
         room.under_way = None  # it has ended, though it is not read yet
-        copying = int(self._copying or 0)
+        copying = self._copying.get(group.kernel._device, 0)
         drained = room.arena.drain(copying)
         room.arena.clear_drained(drained, copying)
         driver.call("cuStreamSynchronize", copying, doing="clearing the arena")
