@@ -104,14 +104,15 @@ class LaunchRecorder:
         self.left_out: dict[str, int] = {}
         self.ran: dict[str, list[int]] = {}
         self._pattern = re.compile(asked.request.kernels or "")
-        self._groups: dict[tuple[Any, ...], _Group | None] = {}
+        self._groups: dict[tuple[Any, ...], _Group] = {}
+        self._refused: dict[tuple[Any, ...], tuple[CudaKernel, str]] = {}  # it stays, so that no other has its id
         self._rooms: dict[int, _Room] = {}
         self._calibrators: dict[int, Calibrator] = {}
         self._calibration: list[dict[str, Any]] = []
         self._site_sets: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, Any] | None = None
         self._step_ns: int | None = None
-        self._copying: int | None = None
+        self._copying: dict[int, int] = {}  # of each GPU, the stream in which records are read and forgotten
         self._to_read: queue.SimpleQueue[tuple[_Room, Any] | None] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
         self._matched = self._kept = 0
@@ -218,6 +219,9 @@ class LaunchRecorder:
             self._leave_out("launches of warplens.Kernel that were captured in a graph")
             return None
         key = id(kernel), shape, options.shared_bytes, options.cluster, options.cooperative
+        if key in self._refused:
+            self._leave_out(self._refused[key][1])
+            return None
         if key not in self._groups:
             if not self._making.acquire(blocking=False):
                 self._leave_out(_BESIDE)
@@ -226,8 +230,10 @@ class LaunchRecorder:
                 with driver.relaxed():
                     self._groups[key] = self._group(kernel, shape, options, stream)
             except WarplensError as error:
-                self._groups[key] = None
-                self._leave_out(f"launches of {kernel.name}, which cannot be recorded: {error}")
+                why = f"launches of {kernel.name}, which cannot be recorded: {error}"
+                self._refused[key] = kernel, why
+                self._leave_out(why)
+                return None
             finally:
                 self._making.release()
         return self._groups[key]
@@ -278,7 +284,7 @@ class LaunchRecorder:
         self._calibration.append({**pairs, "device": device})
         self._step_ns = calibrator.step_ns(stream)
         nonblocking = driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._copying = int(driver.call("cuStreamCreate", nonblocking))
+        self._copying[device] = int(driver.call("cuStreamCreate", nonblocking))
 
     def _make_room(self, room: _Room, stream: int) -> bool:
         """Wait until what the launch before left in the memory has been read and forgotten."""
@@ -354,7 +360,7 @@ class LaunchRecorder:
         pending, group.pending = group.pending, None
         wait_for(pending.stop)
         room.under_way = None  # it has ended, though it is not read yet
-        copying = int(self._copying or 0)
+        copying = self._copying.get(group.kernel._device, 0)
         drained = room.arena.drain(copying)
         room.arena.clear_drained(drained, copying)
         driver.call("cuStreamSynchronize", copying, doing="clearing the arena")
@@ -382,7 +388,7 @@ class LaunchRecorder:
             self._finish()
         else:
             self._leave_out("launch that had not ended when the program had")
-        for group in filter(None, self._groups.values()):
+        for group in self._groups.values():
             self._settle(group)
         return {**self.manifest(), "complete": True, "kernels": self.entries(), "sources": self._sources}
 
@@ -397,7 +403,7 @@ class LaunchRecorder:
             self._to_read.put(None)
             self._reader.join()
             self._reader = None
-        for group in filter(None, self._groups.values()):
+        for group in self._groups.values():
             try:
                 for pending in group.timed:
                     driver.call("cuEventSynchronize", pending.stop)
@@ -423,7 +429,7 @@ class LaunchRecorder:
 
     def entries(self) -> list[dict[str, Any]]:
         """The manifest's `kernels`, in the order of their indices."""
-        return [group.entry for group in self._groups.values() if group is not None]
+        return [group.entry for group in self._groups.values()]
 
     def manifest(self) -> dict[str, Any]:
         """All facts but launches and kernels."""

@@ -95,8 +95,10 @@ class RecordOptions:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if _whole(getattr(self, name), name) < least:
-                raise UsageError(f"{name} is {getattr(self, name)}: at least {least} was expected")
+            number = _whole(getattr(self, name), name)
+            if number < least:
+                raise UsageError(f"{name} is {number}: at least {least} was expected")
+            object.__setattr__(self, name, number)  # of Python's: a trace keeps it, and JSON knows none of numpy's
         if self.cluster is not None:
             sizes = self.cluster if isinstance(self.cluster, Sequence) else ()
             if len(sizes) != 3 or any(_whole(size, "cluster") < 1 for size in sizes):

@@ -54,7 +54,7 @@ def save_unfinished(recorder: LaunchRecorder, why: str) -> tuple[bool, str]:
     for room in list(recorder._rooms.values()):
         if (own := room.under_way) is not None and not room.read.is_set():
             return _save(recorder, room, own, why)
-    for group in list(filter(None, recorder._groups.values())):
+    for group in list(recorder._groups.values()):
         if group.timed and _is_under_way(group.timed[-1]):
             name = group.clean.function.name if group.clean is not None else group.kernel.name
             return False, f"{name} was running, which records nothing: with --rounds 0 each launch is recorded"

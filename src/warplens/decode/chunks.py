@@ -109,9 +109,12 @@ def read_chunks(
     arrays, owners = [np.zeros((0, layout.CHUNK_WORDS), np.uint32)], [np.zeros(0, np.int64)]
     heads = [np.zeros((layout.HEADER_WORDS, 0), np.uint32)]
     alone, its_launch, before = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+    numbers: dict[str | None, list[int]] = {}
+    for number, entry in enumerate(launches):
+        numbers.setdefault(entry["records"], []).append(number)
     for member, given in records.items():
         words = given
-        entries = [i for i, entry in enumerate(launches) if entry["records"] == member]
+        entries = numbers.get(member, [])
         head = _headers(words)
         spare = bool(entries) and all(_in_slabs(manifest, launches[i]) for i in entries)
         launch = _check_member(head, words, member, entries, shape, launches, problems, spare=spare)

@@ -27,7 +27,7 @@ from warplens.decode.last import with_last
 from warplens.decode.manifest import check
 from warplens.errors import FileError, FormatError, VersionError
 from warplens.trace.part import MAX_SOURCES_BYTES, assemble, choose_sources
-from warplens.trace.recover import recover_members
+from warplens.trace.recover import Member, recover_members
 from warplens.whole import whole_file
 
 U32 = npt.NDArray[np.uint32]
@@ -66,7 +66,7 @@ class Members(Mapping[str, T], Generic[T]):
     """Members of a file by name, read at each access; `FormatError` when one is damaged."""
 
     def __init__(self, names: list[str], read: Callable[[str], T]) -> None:
-        self._names = names
+        self._names = dict.fromkeys(names)
         self._read = read
 
     def __getitem__(self, name: str) -> T:
@@ -198,7 +198,7 @@ def _members(path: Path) -> tuple[Read, set[str]]:
         if not whole or path.suffix == ".part":
             return _recovered(path)
         with zipfile.ZipFile(path) as archive:
-            return _reader(path), set(archive.namelist())
+            return _reader(path, archive.NameToInfo), set(archive.namelist())
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from error
     except _UNREADABLE as error:
@@ -219,14 +219,15 @@ def _recovered(path: Path) -> tuple[Read, set[str]]:
     return _guarded(path, read), set(members)
 
 
-def _reader(path: Path) -> Read:
+def _reader(path: Path, entries: dict[str, zipfile.ZipInfo]) -> Read:
+    """By the directory, which is read once: of a file with many launches it is long."""
+
     def read(name: str, limit: int) -> bytes:
-        with zipfile.ZipFile(path) as archive:
-            entry = archive.getinfo(name)
-            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise FormatError(f"{path}: member {name} is packed by method {entry.compress_type}, expected 0 or 8")
-            _refuse_bomb(path, name, entry.file_size, entry.compress_size, limit)
-            return archive.read(entry)
+        entry = entries[name]
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise FormatError(f"{path}: member {name} is packed by method {entry.compress_type}, expected 0 or 8")
+        _refuse_bomb(path, name, entry.file_size, entry.compress_size, limit)
+        return Member.of(path, entry).read(path)
 
     return _guarded(path, read)
 

@@ -1,6 +1,7 @@
-"""Members of a zip whose directory is missing or stale: what a recording that was killed leaves behind.
+"""Members of a zip one by one, also of one whose directory is missing or stale, as a recording that was killed leaves.
 
-In: the path of a `.wlens.part`. Out: the members that are whole, found by walking the local headers from the front.
+In: the path of a `.wlens`, with an entry of its directory, or of a `.wlens.part`. Out: that member; those that are
+whole, found by walking the local headers from the front.
 Must stop at the first header that does not hold, and must not read what a header claims without checking it.
 """
 
@@ -17,6 +18,8 @@ from typing import Final
 _LOCAL: Final = struct.Struct("<4s5H3L2H")
 _MAGIC: Final = b"PK\x03\x04"
 _HAS_DESCRIPTOR: Final = 8  # sizes follow the data: not written by us, and not safe to skip
+_ENCRYPTED: Final = 1
+_UTF8: Final = 0x800
 _ZIP64: Final = 1
 _FULL: Final = 0xFFFFFFFF
 
@@ -30,6 +33,20 @@ class Member:
     size_bytes: int
     method: int
     crc: int
+
+    @classmethod
+    def of(cls, path: Path, entry: zipfile.ZipInfo) -> Member:
+        """That of an entry of the file's directory; BadZipFile where something else stands there."""
+        if entry.flag_bits & _ENCRYPTED:
+            raise zipfile.BadZipFile("it is encrypted")
+        with path.open("rb") as stream:
+            stream.seek(entry.header_offset)
+            magic, *_, name_length, extra_length = _LOCAL.unpack(stream.read(_LOCAL.size))
+            name = stream.read(name_length)
+        if magic != _MAGIC or name != entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437"):
+            raise zipfile.BadZipFile("the directory names something else")
+        offset = entry.header_offset + _LOCAL.size + name_length + extra_length
+        return cls(offset, entry.compress_size, entry.file_size, entry.compress_type, entry.CRC)
 
     def read(self, path: Path) -> bytes:
         """The member's bytes; zlib.error or BadZipFile when they are not what the header says."""
@@ -54,7 +71,7 @@ def recover_members(path: Path, limit_bytes: int) -> dict[str, Member]:
             if len(head) < _LOCAL.size:
                 return out
             magic, _, flags, method, _, _, crc, stored, size, name_length, extra_length = _LOCAL.unpack(head)
-            if magic != _MAGIC or flags & (_HAS_DESCRIPTOR | 1) or method not in (0, zipfile.ZIP_DEFLATED):
+            if magic != _MAGIC or flags & (_HAS_DESCRIPTOR | _ENCRYPTED) or method not in (0, zipfile.ZIP_DEFLATED):
                 return out
             name = stream.read(name_length)
             extra = stream.read(extra_length)

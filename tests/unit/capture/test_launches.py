@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from warplens.capture.launches import LaunchRecorder, asked_in_process
 from warplens.capture.library import Function
 from warplens.capture.options import RecordOptions
 from warplens.capture.request import Asked, Request
-from warplens.capture.timed import Pending, elapsed, launch_timed
+from warplens.capture.timed import Pending
 from warplens.errors import DeviceError
 
 SHAPE = ((1, 1, 1), (32, 1, 1))
@@ -407,24 +408,6 @@ def test_another_streams_capture_survives_all_that_recording_asks_of_the_driver(
     assert getattr(modes, "mode", 0) == 0
 
 
-@pytest.mark.parametrize("by_time", [True, False])
-def test_a_launch_that_fails_takes_no_events_with_it(by_time: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    monkeypatch.setattr(driver, "call", lambda name, *_, **__: made.append(name))
-    monkeypatch.setattr(driver, "is_over", lambda _: True)
-
-    def fails(*_: Any) -> None:
-        raise DeviceError("no such grid")
-
-    spare: Any = []
-    for number in range(5):
-        build: Any = SimpleNamespace(launch=fails if number % 2 else lambda *_: None)
-        with pytest.raises(DeviceError) if number % 2 else nullcontext():
-            elapsed(launch_timed(build, SHAPE, RecordOptions(), GIVEN, spare, by_time=by_time))
-    assert made.count("cuEventCreate") == 2
-    assert len(spare) == 1
-
-
 def test_sizes_of_parameters_are_asked_again_where_the_driver_could_not_tell_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -438,3 +421,63 @@ def test_sizes_of_parameters_are_asked_again_where_the_driver_could_not_tell_the
     assert function.parameter_sizes() is None
     assert function.parameter_sizes() == (8,)
     assert function.parameter_sizes() == (8,)
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_each_launch_of_a_kernel_that_cannot_be_recorded_is_counted_and_no_other_kernel_is_taken_for_it() -> None:
+    """Kernels are known by their ids, and one that is gone leaves its own to the next."""
+
+    class Kernel(SimpleNamespace):
+        pass
+
+    def refuses(*_: Any) -> Any:
+        raise DeviceError("no room")
+
+    keep: Any = SimpleNamespace(add=lambda *_: None)
+    own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
+    kernel: Any = Kernel(**{**vars(kernel_of("k")), "traced_build": refuses})
+    gone = weakref.ref(kernel)
+    for _ in range(3):
+        own.launch(kernel, SHAPE, RecordOptions(), GIVEN)
+    del kernel
+    assert gone() is not None
+    assert own.left_out == {"launches of k, which cannot be recorded: no room": 3}
+    assert own.finish()["kernels"] == []
+
+
+def test_what_a_gpu_recorded_is_read_and_forgotten_in_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of another one's does not clear its memory."""
+    context, used = threading.local(), []
+    monkeypatch.setattr(driver, "relaxed", nullcontext)
+    monkeypatch.setattr(driver, "attribute", lambda *_: 132)
+    monkeypatch.setattr(driver, "copy_to_device", lambda *_: None)
+    monkeypatch.setattr(driver, "bindings", lambda: SimpleNamespace(CUstream_flags=SimpleNamespace(**FLAGS)))
+    monkeypatch.setattr(launches, "launch_timed", lambda *_, **__: Pending(0, 0, 0, timed=False))
+    monkeypatch.setattr(launches, "wait_for", lambda _: None)
+    monkeypatch.setattr(launches, "machine", SimpleNamespace(device_facts=lambda _: {}))
+    pairs: dict[str, list[int]] = {"globaltimer_ns": []}
+    calibrator = SimpleNamespace(begin=lambda _: None, read=lambda *_: pairs, step_ns=lambda _: 32)
+    monkeypatch.setattr(launches, "Calibrator", lambda *_: calibrator)
+
+    def call(name: str, *arguments: Any, **_: Any) -> Any:
+        if name == "cuCtxSetCurrent":
+            context.own = arguments[0]
+        return {"cuCtxGetCurrent": 100 + context.own, "cuStreamCreate": 50 + context.own}.get(name, 0)
+
+    class OfGpu(Arena):
+        def clear_drained(self, _: Drained, stream: int) -> None:
+            used.append((context.own, stream))
+
+    monkeypatch.setattr(driver, "call", call)
+    monkeypatch.setattr(launches, "Arena", OfGpu)
+    keep: Any = SimpleNamespace(add=lambda *_: None)
+    own = LaunchRecorder(asked_in_process(Request(rounds=0)), keep)
+    kernels = [kernel_of("a"), kernel_of("b")]
+    for device in (0, 1, 0, 1):
+        context.own, kernels[device]._device, kernels[device].arch = device, device, "sm_90"
+        own.launch(kernels[device], SHAPE, RecordOptions(), GIVEN)
+        own._rooms[device].read.wait(10)
+    assert used == [(100, 50), (101, 51)] * 2
+
+
+FLAGS = {"CU_STREAM_NON_BLOCKING": 1}

@@ -211,6 +211,26 @@ def test_chunks_in_any_order_and_in_several_members_give_the_same_spans() -> Non
         assert np.array_equal(getattr(one.spans, name), getattr(two.spans, name))
 
 
+def test_launches_are_looked_up_once_however_many_members_there_are() -> None:
+    looked: list[str] = []
+
+    class Entry(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            if name == "records":
+                looked.append(name)
+            return super().__getitem__(name)
+
+    counts = []
+    for many in (4, 16):
+        facts = manifest(launches=[{"records": f"records/{n:06}.u32"} for n in range(many)])
+        facts = check(facts)
+        facts["launches"] = [Entry(entry) for entry in facts["launches"]]
+        looked.clear()
+        decode(facts, {f"records/{n:06}.u32": np.zeros((0, layout.CHUNK_WORDS), np.uint32) for n in range(many)})
+        counts.append(len(looked))
+    assert counts[1] == 4 * counts[0]
+
+
 def test_every_span_of_a_whole_launch_lies_where_it_truly_was() -> None:
     recording = fake_recording(blocks=40, warps=5, phases=8, sms=6, launches=3)
     decoded = decode(check(recording.manifest), recording.records)
