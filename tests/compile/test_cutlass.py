@@ -1,5 +1,5 @@
-"""The example with a mainloop of CUTLASS compiles, off and on, without spilling; a kernel of CUTLASS's own gets marks at
-each of its waits. No GPU.
+"""The example with a mainloop of CUTLASS compiles, off and on, without spilling; CUTLASS's own kernel is marked at its
+waits. No GPU.
 
 Needs nvcc and CUTLASS's headers, of the wheels nvidia-cuda-nvcc and nvidia-cutlass: pip install 'warplens[dev]'.
 """
