@@ -318,14 +318,17 @@ class _Entry:
         itself, for a variable of another kernel's would take its place here too.
 
         A kernel without any reads the word at 0, but where it may be in a cluster: there to read that is an illegal
-        instruction.
+        instruction. Of what a launch says the size of there may be nothing: it comes last.
         """
         named = {name for own in self._flow.code for name in _SYMBOL.findall(own.operands)}
-        own = [name for name, _ in sorted(self._declared_shared(), key=lambda found: found[1]) if name in named]
-        if own:
-            return own[0]
+        own = [found for found in self._declared_shared() if found[0] in named]
+        fixed = next((name for name, of_launch in own if not of_launch), None)
+        if fixed is not None:
+            return fixed
         if self._arch >= _HAS_SYSTEM_SHARED and not self._may_be_in_cluster():
             return "0"
+        if own:
+            return own[0][0]
         self.needs_shared = True
         return _OWN_SHARED
 

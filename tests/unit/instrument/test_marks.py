@@ -312,6 +312,8 @@ def read_behind_the_barrier(text: str) -> list[str]:
         ("sm_80", "", ARRAY.format("own"), "mov.u32 %r2, own;", "", "own"),
         ("sm_80", "", OF_LAUNCH + ARRAY.format("own"), "mov.u32 %r2, own; mov.u32 %r3, asked_for;", "", "own"),
         ("sm_80", "", OF_LAUNCH, "ld.shared.u32 %r2, [asked_for+8];", "", "asked_for"),
+        ("sm_90", "", OF_LAUNCH, "ld.shared.u32 %r2, [asked_for+8];", "", "0"),
+        ("sm_90", "", OF_LAUNCH, "ld.shared.u32 %r2, [asked_for+8];", ".reqnctapercluster 2", "asked_for"),
         ("sm_80", "", OF_LAUNCH + ARRAY.format("others"), "", "", "warplens_own"),
         ("sm_90", "", "", "", ".explicitcluster .reqnctapercluster 2", "warplens_own"),
         ("sm_90", "", "", "mov.u32 %r2, %cluster_ctaid.x;", "", "warplens_own"),
@@ -319,7 +321,8 @@ def read_behind_the_barrier(text: str) -> list[str]:
     ],
     ids=[
         "none", "none, before sm_90", "in the kernel", "in the module", "beside that of a launch", "that of a launch",
-        "that it does not use", "cluster", "place in a cluster", "cluster with an array",
+        "that of a launch, from sm_90 on", "that of a launch, in a cluster", "that it does not use", "cluster",
+        "place in a cluster", "cluster with an array",
     ],
 )  # fmt: skip
 def test_behind_a_barrier_a_kernel_reads_shared_memory_that_it_has(
