@@ -28,7 +28,13 @@ from warplens.capture.chosen import Built
 from warplens.instrument import Mode, Selection, State, instrument
 
 CORPUS = Path(__file__).parents[1] / "tests" / "ptx"
-MODES = {"state in registers": Mode(Selection()), "state in shared memory": Mode(Selection(), state=State.SHARED)}
+MODES = {
+    "state in registers": Mode(Selection()),
+    "state in registers, arithmetic in its place": Mode(Selection(), hoists=False),
+    "fewer registers": Mode(Selection(), state=State.FEWER_REGISTERS),
+    "state in shared memory": Mode(Selection(), state=State.SHARED),
+    "state in local memory": Mode(Selection(), state=State.LOCAL),
+}
 MOVED = {24: 40, 240: 232}
 SMALL, LARGE = (4, 8, 10, 12, 14, 16, 18), (208, 212, 216, 220, 224, 228)
 

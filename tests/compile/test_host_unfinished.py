@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -121,18 +123,25 @@ def test_a_signal_saves_the_launch_that_hangs_and_then_ends_the_program(
     stopped_after(done, tmp_path, 2, f"{name} came while it ran")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_where_the_driver_is_not_to_be_had_one_signal_ends_the_program_after_a_while(
-    number: signal.Signals, built: Built, tmp_path: Path
-) -> None:
-    """The thread that would hear it waits within the driver; another one gives it 5 s."""
+@contextmanager
+def hanging(built: Built, place: Path) -> Iterator[subprocess.Popen[str]]:
+    """The program alone, in a launch that hangs while the driver is locked; its records go to `place`."""
     variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin"), "FAKE_HANG_FROM": "3", "FAKE_LOCKED": "1"}
-    variables["WARPLENS_RECORD"] = f"version=1&folder={tmp_path}&rounds=0"
+    variables["WARPLENS_RECORD"] = f"version=1&folder={place}&rounds=0"
     with subprocess.Popen([built.program, "hang", "4"], env=variables, text=True, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         while "hangs" not in running.stdout.readline():
             assert running.poll() is None
         time.sleep(0.3)
+        yield running
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_where_the_driver_is_not_to_be_had_one_signal_ends_the_program_after_a_while(
+    number: signal.Signals, built: Built, tmp_path: Path
+) -> None:
+    """The thread that would hear it waits within the driver; another one gives it 5 s."""
+    with hanging(built, tmp_path) as running:
         running.send_signal(number)
         assert running.wait(20) == -number
 
@@ -157,13 +166,7 @@ def test_where_the_driver_is_not_to_be_had_the_second_signal_ends_the_program(
     number: signal.Signals, built: Built, tmp_path: Path
 ) -> None:
     """The thread that would hear the first one waits within the driver, and the program is not to live for ever."""
-    variables = {**os.environ, "CHUNKS": str(built.folder / "chunks.bin"), "FAKE_HANG_FROM": "3", "FAKE_LOCKED": "1"}
-    variables["WARPLENS_RECORD"] = f"version=1&folder={tmp_path}&rounds=0"
-    with subprocess.Popen([built.program, "hang", "4"], env=variables, text=True, stdout=subprocess.PIPE) as running:
-        assert running.stdout is not None
-        while "hangs" not in running.stdout.readline():
-            assert running.poll() is None
-        time.sleep(0.3)
+    with hanging(built, tmp_path) as running:
         running.send_signal(number)
         time.sleep(0.3)
         assert running.poll() is None

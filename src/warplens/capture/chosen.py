@@ -180,7 +180,7 @@ def choose(
 def gets(named: str) -> str:
     """What is told of the mode that a kernel gets, by its name."""
     dearer = any(state in named for state in IN_MEMORY.values())
-    more = ": marks cost more there (matmuls ran 1.4 to 1.7 times as long), and fewer may fit in registers (--sites)"
+    more = ": marks cost more there (matmuls ran 1.4 to 1.5 times as long), and fewer may fit in registers (--sites)"
     return f"it gets {named}{more if dearer else ''}"
 
 

@@ -157,8 +157,8 @@ class Flow:
                     self._scopes.append(tuple(scope))
                     self._chains.append(chain)
             elif kind == LINE:
-                place = self.place(index, place)
                 chain = self._chain(index) or chain
+                place = chain[0] if chain and chain[0][1] else place
             elif kind == LABEL:
                 name = module.bare(index).rstrip(": \t\r\n")
                 self._labels.append((len(self.code), name, index, tuple(scope)))
@@ -184,15 +184,6 @@ class Flow:
             for number, place in inner.items():
                 self.code[number] = replace(self.code[number], place=place)
 
-    def _chain(self, index: int) -> tuple[Place, ...]:
-        """The calls that a `.loc` was inlined through, the kernel's own first."""
-        _, start, end = self.module.statements[index]
-        found = _LOC.match(self.module.text, start, end)
-        out = [(int(found[1]), int(found[2]), int(found[3]))] if found else []
-        while out and out[-1] in self._inlined and len(out) < _LONGEST_CHAIN:
-            out.append(self._inlined[out[-1]])
-        return tuple(reversed(out))
-
     def scoped(self, number: int, name: str) -> str:
         """What tells a register of an instruction's from one of the same name that other braces declare."""
         for brace in reversed(self._scopes[number]) if self._declared else ():
@@ -202,22 +193,26 @@ class Flow:
 
     def place(self, index: int, before: Place) -> Place:
         """Where a `.loc` stands in the kernel's own source: out of what was inlined, as far as the PTX tells."""
+        chain = self._chain(index)
+        return chain[0] if chain and chain[0][1] else before
+
+    def _chain(self, index: int) -> tuple[Place, ...]:
+        """The calls that a `.loc` was inlined through, the kernel's own first; empty for what is none."""
         text = self.module.text
         _, start, end = self.module.statements[index]
         found = _LOC.match(text, start, end)
         if found is None:
-            return before
+            return ()
         own = int(found[1]), int(found[2]), int(found[3])
         comment = _LINE_COMMENT.match(text, end)
         if comment and "@[" in comment[1] and (outer := _OUTER.search(comment[1])) and outer[1] in self._numbered:
-            return self._numbered[outer[1]], int(outer[2]), int(outer[3])
+            return ((self._numbered[outer[1]], int(outer[2]), int(outer[3])),)
         if found[4]:
             self._inlined[own] = int(found[4]), int(found[5]), int(found[6])
-            for _ in range(_LONGEST_CHAIN):
-                if own not in self._inlined:
-                    break
-                own = self._inlined[own]
-        return own if own[1] else before
+        out = [own]
+        while found[4] and out[-1] in self._inlined and len(out) < _LONGEST_CHAIN:
+            out.append(self._inlined[out[-1]])
+        return tuple(reversed(out))
 
     @cached_property
     def _numbered(self) -> dict[str, int]:

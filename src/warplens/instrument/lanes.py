@@ -147,7 +147,7 @@ class Lanes:
         if own.name == "and":
             return value & 31 == 0 and more % 32 == 0
         if own.name == "setp" and all(self.is_same(part.lstrip("!")) for part in parts[3:]):
-            asked = own.opcode.split(".")[1]
+            asked = own.opcode.partition(".")[2].partition(".")[0]
             return asked in _FIRST_BEYOND and (value - more + _FIRST_BEYOND[asked]) % 32 == 0
         return False
 

@@ -61,10 +61,10 @@ class Lone:
             return self.says_one(parts[1], not holds, depth + 1)
         if own.opcode in ("and.pred", "or.pred"):
             return holds == (own.name == "and") and any(self.says_one(p, holds, depth + 1) for p in parts[1:])
-        if own.name != "setp" or len(parts) < 3 or "|" in parts[0]:
-            return False
         words = own.opcode.split(".")[1:]
-        if len(parts) == 4 and (words[1] not in ("and", "or") or holds != (words[1] == "and")):
+        if own.name != "setp" or not words or len(parts) < 3 or "|" in parts[0]:
+            return False
+        if len(parts) == 4 and words[1:2] != (["and"] if holds else ["or"]):
             return False
         if len(parts) == 4 and not parts[3].startswith("!") and self.says_one(parts[3], holds, depth + 1):
             return True

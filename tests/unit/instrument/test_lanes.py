@@ -70,6 +70,8 @@ def test_what_is_the_same_in_all_lanes_parts_none(asks: str) -> None:
     "asks",
     [
         "setp.lt.u32 %p1, %r1, 7;",
+        "setp %p1, %r1, 32;",  # no comparison: damage
+        "setp.eq %p1, %r1, 0, %p2;",  # nor how they are joined
         "setp.gt.u32 %p1, %r1, 32;",
         "setp.eq.u32 %p1, %r1, 32;",
         "and.b32 %r2, %r1, 255; add.s32 %r3, %r2, 31; setp.gt.u32 %p1, %r3, 63;",
