@@ -17,8 +17,9 @@ def span(tab: Any, index: int) -> dict[str, Any]:
 
 
 def place_of(tab: Any, index: int) -> tuple[float, float]:
-    """The middle of a span on the screen, in a window that shows it."""
+    """The middle of a span on the screen, in a window that shows it, as drawn: a frame may yet move rows by half a pixel."""
     tab.evaluate("i => warplens.bring(i, true)", index)
+    drawn(tab)
     x, y = tab.evaluate(
         """i => {
           const { view, model, layout, width } = warplens;
@@ -30,6 +31,16 @@ def place_of(tab: Any, index: int) -> tuple[float, float]:
         index,
     )
     return x, y
+
+
+def drawn(tab: Any) -> None:
+    """Waits until the page has drawn all that it was asked for."""
+    tab.evaluate(
+        """async () => {
+          do await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+          while (warplens.pending);
+        }"""
+    )
 
 
 def middle(tab: Any) -> tuple[float, float]:
