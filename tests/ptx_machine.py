@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from warplens.instrument.flow import Flow, Instruction
+from warplens.instrument.flow import Flow
+from warplens.instrument.instruction import Instruction
 from warplens.instrument.read import read
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from warplens.instrument.flow import Flow, Instruction
+from warplens.instrument.flow import Flow
+from warplens.instrument.instruction import Instruction
 from warplens.instrument.waits import Instant, is_idle
 
 _LOAD: Final = re.compile(r"ldu?\.(?:\S+\.)?global\S*\.[busf](32|64)\Z")

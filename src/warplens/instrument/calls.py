@@ -6,14 +6,13 @@ In: a `Flow`. Out: lines. A function that is declared alone, or called through a
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from warplens.instrument.flow import Flow, Instruction
+from warplens.instrument.flow import Flow
+from warplens.instrument.instruction import Instruction
 from warplens.instrument.read import file_name
 from warplens.instrument.waits import Waits
 
-_CALLED: Final = re.compile(r"(?:\([^()]*\)\s*,\s*)?([\w$%.]+)")
 _MOST_LINES: Final = 16
 _MOST_PLACES: Final = 6
 _POINTER: Final = "through a pointer"
@@ -64,8 +63,7 @@ def _waits(flow: Flow, name: str) -> tuple[int, bool]:
 
 
 def _called(own: Instruction) -> str:
-    found = _CALLED.match(own.operands)
-    return _POINTER if found is None or found[1].startswith("%") else found[1]
+    return _POINTER if not own.called or own.called.startswith("%") else own.called
 
 
 def _place(flow: Flow, own: Instruction) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from warplens.instrument.instruction import Instruction, Place
 from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT, Function, Module, file_name, integer
 
 if TYPE_CHECKING:
@@ -37,58 +38,8 @@ _MOST_OF_A_WRAPPER: Final = 0.9
 """Of a kernel's instructions, for the line that they come from to say nothing."""
 _MOST_DECLARED: Final = 4096
 """Registers of one name and a count within braces: more are damage."""
-_REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzw]\b)?")
 _ROWS: Final = re.compile(r"%n?tid(?:\.[yz]|(?![.\w]))")
 _ENDS: Final = frozenset({"ret", "exit", "trap"})
-
-Place = tuple[int, int, int]
-"""File number, line and column of a `.loc`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """`statement`: its index in the module. `name`: the opcode up to its first dot. `place`: where the innermost `.loc`
-    before it stands, in the kernel."""
-
-    statement: int
-    predicate: str
-    negated: bool
-    opcode: str
-    name: str
-    operands: str
-    place: Place
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Registers that it writes."""
-        if self._writes_none:
-            return ()
-        return tuple(_REGISTER.findall(self.written))
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Registers, symbols and special registers that it reads, its predicate among them."""
-        named = _REGISTER.findall(self.operands if self._writes_none else self.operands[len(self.written) :])
-        return (*named, self.predicate) if self.predicate else tuple(named)
-
-    @property
-    def _writes_none(self) -> bool:
-        return self.name in _NO_TARGET or self.operands.startswith("[")  # an address, as of mbarrier.arrive
-
-    @property
-    def written(self) -> str:
-        """The first operand, `{%r1,%r2}|%p1` and `%p1|%p2` whole, and that of `tcgen05.ld.red` for what is reduced."""
-        text = self.operands
-        end = text.find(",", text.find("}") + 1 if text.startswith("{") else 0)
-        if end >= 0 and self.opcode.startswith("tcgen05.ld.red"):
-            end = text.find(",", end + 1)
-        return text if end < 0 else text[:end]
-
-
-_NO_TARGET: Final = frozenset(
-    {"st", "red", "bra", "ret", "exit", "trap", "bar", "barrier", "membar", "fence", "brx", "prefetch", "nanosleep"}
-    | {"cp", "stmatrix", "griddepcontrol", "multimem", "discard", "setmaxnreg", "pmevent", "brkpt", "call"}
-)
 
 
 @dataclass
@@ -355,6 +306,12 @@ class Flow:
         for number, following in enumerate(after):
             for other in following:
                 before[other].append(number)
+        known = set(_reach(before, [end]))
+        for number in sorted(self.reached - known, reverse=True):  # a loop without an exit: held to have one at its end
+            if number not in known:
+                after[number] = [*after[number], end]
+                before[end].append(number)
+                known |= _reach(before, [number], known)
         return _immediate(before, after, end)
 
     @cached_property
@@ -435,9 +392,18 @@ class Flow:
     @cached_property
     def _reads_rows(self) -> bool:
         """Whether the function, or one that it may call, reads a thread's place in y or z."""
-        if any(own.name == "call" and not _QUIET.search(own.operands) for own in self.code):
-            return _ROWS.search(self.module.text) is not None
-        return any(_ROWS.search(own.operands) for own in self.code)
+        return self.may_call(_ROWS) or any(_ROWS.search(own.operands) for own in self.code)
+
+    def may_call(self, pattern: re.Pattern[str]) -> bool:
+        """Whether a function that it may call holds what the pattern finds: any of the module, and surely one of
+        another module, or behind a pointer."""
+        module = self.module
+        called = [own.called for own in self.code if own.name == "call" and not _QUIET.search(own.operands)]
+        functions = [own for own in module.functions if not own.is_entry]
+        if not {*called} <= {own.name for own in functions}:
+            return True
+        spans = [(module.statements[own.head].start, module.statements[own.last].end) for own in functions]
+        return bool(called) and any(pattern.search(module.text, *span) for span in spans)
 
 
 def _reach(after: Sequence[Sequence[int]], begin: Sequence[int], stop: set[int] | None = None) -> set[int]:

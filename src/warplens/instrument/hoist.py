@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from warplens.instrument.flow import Flow, Instruction
+from warplens.instrument.flow import Flow
+from warplens.instrument.instruction import Instruction
 from warplens.instrument.scopes import Scopes
 from warplens.layout import Verb
 

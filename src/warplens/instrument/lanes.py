@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 from warplens.instrument.read import integer
 
 if TYPE_CHECKING:
-    from warplens.instrument.flow import Flow, Instruction
+    from warplens.instrument.flow import Flow
+    from warplens.instrument.instruction import Instruction
 
-_DIFFER: Final = frozenset({"%tid", "%tid.x", "%tid.y", "%tid.z", "%laneid"})
+_DIFFER: Final = frozenset({"%tid", "%laneid"})
 _BY_LANE: Final = ("%lanemask",)
 _SAME: Final = frozenset({"activemask", "bar", "barrier"})
 """Opcodes whose result is that of the whole warp, whatever goes in."""
@@ -24,7 +25,8 @@ _AMONG: Final = frozenset({"vote", "redux"})
 """Opcodes whose result is that of the lanes in a mask, the last operand: of the whole warp where all name one mask."""
 _KEEPS: Final = frozenset(
     (  # noqa: SIM905  (a list of them takes fifty lines)
-        "abs add addc and bfe bfi bfind brev clz cnot copysign cos cvt cvta div ex2 fma fns isspacep ld ldu lg2 lop3 "
+        "abs add addc and bfe bfi bfind brev clz clusterlaunchcontrol cnot copysign cos cvt cvta div ex2 fma fns "
+        "isspacep ld ldu lg2 lop3 "
         "mad mad24 madc max mbarrier min mov mul mul24 neg not or popc prmt rcp rem rsqrt sad selp set setp shf shl "
         "shr sin slct sqrt sub subc tanh testp xor mapa getctarank dp4a dp2a"
     ).split()
@@ -116,6 +118,8 @@ class Lanes:
     def _differs(self, number: int, own: Instruction) -> bool:
         """Whether lanes that come to this instruction together get different results."""
         name = own.name
+        if own.predicate and not self.is_same(self._flow.scoped(number, own.predicate)):
+            return True  # lanes keep what they had
         if name in _SAME:
             return False
         parts = [self._flow.scoped(number, part.strip()) for part in own.operands.split(",")]
@@ -129,7 +133,7 @@ class Lanes:
         if own.opcode.startswith("ld.param") and named:  # by its name: else of what a call gave back
             return not any(source in self._parameters for source in named)
         if self._threads and self._drops_the_lane(own, parts):
-            return self._flow.scoped(number, own.predicate) in self._differing
+            return False
         return any(
             source in self._differing or source in _DIFFER or source.startswith(_BY_LANE)
             for source in self._sources[number]
@@ -160,7 +164,8 @@ class Lanes:
 
     def is_same(self, operand: str) -> bool:
         """Whether an operand, or a predicate ("" for none), holds the same in all lanes that come there."""
-        return operand not in self._differing and operand not in _DIFFER and not operand.startswith(_BY_LANE)
+        name = operand.partition(".")[0]
+        return name not in self._differing and name not in _DIFFER and not name.startswith(_BY_LANE)
 
     def _parts(self, branch: int) -> bool:
         block = self._flow.blocks[branch]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from warplens.instrument.read import integer
 
 if TYPE_CHECKING:
-    from warplens.instrument.flow import Flow, Instruction
+    from warplens.instrument.flow import Flow
+    from warplens.instrument.instruction import Instruction
 
 _DEEPEST: Final = 12
 

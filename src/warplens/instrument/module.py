@@ -344,7 +344,8 @@ class _Entry:
 
     def _may_be_in_cluster(self) -> bool:
         head = self._flow.module.bare(self._flow.function.head)
-        return "cluster" in head or any(_OF_CLUSTERS.search(f"{own.opcode} {own.operands}") for own in self._flow.code)
+        own = any(_OF_CLUSTERS.search(f"{own.opcode} {own.operands}") for own in self._flow.code)
+        return own or "cluster" in head or self._flow.may_call(_OF_CLUSTERS)
 
 
 def site_text(site_set: dict[str, Any]) -> str:

@@ -276,11 +276,11 @@ class Recorder:
     def settle(self, together: bool) -> list[str]:
         """Lets a barrier take effect: one instruction stands between it and the clock, as in device.cuh's settle.
 
-        Where all lanes are together it is the cheapest that ptxas makes, a NOP.
+        Where all lanes are together it is the cheapest, a NOP. Else a byte is read: a variable may stand anywhere.
         """
         if together:
             return ["bar.warp.sync 0xffffffff;"]
-        return [f"mov.u32 %wl_r3, {self.shared};", "ld.volatile.shared.u32 %wl_r3, [%wl_r3];"]
+        return [f"mov.u32 %wl_r3, {self.shared};", "ld.volatile.shared.u8 %wl_r3, [%wl_r3];"]
 
     def pin(self, values: tuple[tuple[str, int], ...]) -> list[str]:
         """Waits until loaded values are there, each a register and its bits."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from warplens.instrument.flow import Flow, Place
+from warplens.instrument.flow import Flow
+from warplens.instrument.instruction import Place
 from warplens.instrument.read import LABEL, LINE, file_name
 from warplens.instrument.waits import notable
 

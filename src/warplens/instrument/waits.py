@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Final
 
 from warplens import layout
-from warplens.instrument.flow import Flow, Instruction, Loop
+from warplens.instrument.flow import Flow, Loop
+from warplens.instrument.instruction import Instruction
 from warplens.instrument.read import integer
 
 _WAITS: Final = (
@@ -44,6 +45,7 @@ _INSTANTS: Final = (
 )
 """Opcode, verb, what is done, the resource: of a `mark`, the one that hardware arrives at when it is done."""
 _REMOTE: Final = re.compile(r"\S*(?:\.multicast|mbarrier\.arrive\S*\.shared::cluster)")
+_MAKES: Final = re.compile(r"mbarrier\.(?:init|arrive_drop)")
 _ASKS: Final = re.compile(r"mbarrier\.(?:try_wait|test_wait)")
 _FLAG: Final = re.compile(r"(?:ld\.(?:volatile|relaxed|acquire)|atom(?:\.\w+)*\.(?:cas|exch|or|add))")
 _WORKS: Final = frozenset({"st", "mma", "wgmma", "tcgen05", "cp", "wmma", "shfl", "bar", "barrier", "call"})
@@ -224,7 +226,8 @@ class Waits:
 
         One that some thread leaves for good has another count from then on.
         """
-        out = []
+        # What a function makes that is called may be any, with any count.
+        out = [("", 0, True, "?")] if self._flow.may_call(_MAKES) else []
         for own in self._flow.code:
             if own.opcode.startswith("mbarrier.init"):
                 out.append((*self._place(own), self._value(own.operands.rpartition(",")[2].strip())))

@@ -60,6 +60,9 @@ def waits(asks: str) -> bool:
         "and.b32 %r2, %r1, 127; setp.lt.u32 %p1, %r2, 32;",
         "add.s32 %r2, %r1, 32; shr.u32 %r3, %r2, 5; setp.eq.u32 %p1, %r3, 2;",
         "ld.param.u32 %r2, [n]; setp.ne.u32 %p2, %r2, 0; setp.gt.and.u32 %p1, %r1, 31, !%p2;",
+        "setp.eq.u32 %p2, %r1, 0; bar.red.or.pred %p1, 2, %p2;",
+        "mov.u32 %v.x, %ctaid.x; setp.eq.u32 %p1, %v.x, 0;",
+        "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q1;",
     ],
 )
 def test_what_is_the_same_in_all_lanes_parts_none(asks: str) -> None:
@@ -85,6 +88,19 @@ def test_what_is_the_same_in_all_lanes_parts_none(asks: str) -> None:
             "setp.eq.u32 %p1, %r2, 0;"
         ),
         "ld.param.u32 %r2, [given]; setp.eq.u32 %p1, %r2, 0;",  # what a call gave back
+        "call (%r2), lane, (%r3); setp.eq.u32 %p1, %r2, 0;",
+        "call (%r3, %r2), lane, (%r3); setp.eq.u32 %p1, %r2, 0;",
+        "multimem.ld_reduce.relaxed.gpu.global.add.u32 %r2, [%rd1]; setp.eq.u32 %p1, %r2, 0;",
+        # A part of a vector that is written whole, and the other way about.
+        "cvt.u64.u32 %rd1, %r1; ld.global.v4.b32 %v, [%rd1]; setp.eq.u32 %p1, %v.x, 0;",
+        "mov.u32 %v.y, %tid.x; mov.b64 %rd1, %v; setp.eq.u64 %p1, %rd1, 0;",
+        "mov.u32 %v.g, %tid.x; mov.b64 %rd1, %v; setp.eq.u64 %p1, %rd1, 0;",
+        "mov.u32 %v.x, %tid.x; shfl.sync.idx.b32 %r2, %r3, %v.x, 31, -1; setp.eq.u32 %p1, %r2, 0;",
+        # Some lanes keep what they had.
+        "setp.lt.u32 %p2, %r1, 7; @%p2 activemask.b32 %r2; setp.eq.u32 %p1, %r2, 0;",
+        "setp.lt.u32 %p2, %r1, 7; @%p2 ld.param.u32 %r2, [n]; setp.eq.u32 %p1, %r2, 0;",
+        "setp.lt.u32 %p2, %r1, 7; @%p2 vote.sync.any.pred %p1, %p3, -1;",
+        "setp.lt.u32 %p2, %r1, 7; @%p2 shfl.sync.idx.b32 %r2, %r3, 0, 31, -1; setp.eq.u32 %p1, %r2, 0;",
         APART + "setp.ne.s32 %p1, %r3, 0;",
         ASKS_AGAIN.format(bar="%r1", out="%r2") + "setp.ne.s32 %p1, %r2, 0;",
         # Of the braces round it, not of those before.
@@ -96,3 +112,14 @@ def test_what_is_the_same_in_all_lanes_parts_none(asks: str) -> None:
 )
 def test_what_differs_between_lanes_parts_them(asks: str) -> None:
     assert not waits(asks)
+
+
+def test_lanes_part_in_a_loop_without_an_exit_too() -> None:
+    text = KERNEL.replace("	bar.sync 1;\n	ret;", "	bar.sync 1;\n	bra $begin;").replace(
+        "	{asks}", "$begin:\n	{asks}"
+    )
+    for asks, marked in (("setp.lt.u32 %p1, %r1, 7;", [1]), ("setp.lt.u32 %p1, %r1, 32;", [0, 1])):
+        (kernel,) = instrument(text.format(asks=asks)).kernels
+        assert kernel.site_set is not None
+        found = [site["resource"] for site in kernel.site_set["sites"] if site["kind"] == "wait"]
+        assert found == [f"barrier {number}" for number in marked]

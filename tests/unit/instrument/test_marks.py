@@ -418,3 +418,35 @@ def test_a_kernel_without_instructions_is_left_out_with_a_note() -> None:
     assert any(own.endswith("wait barrier 0") for own in names(found, 1))
     with pytest.raises(PtxError, match="empty has no instructions"):
         instrument(module_of("empty "))
+
+
+CALLEE = """.func f () {{
+	.reg .pred %p;
+	{body}
+	ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("callee", "call", "found"),
+    [
+        (CALLEE.format(body="bar.sync 2;"), "call f, ();", "0"),
+        (CALLEE.format(body="barrier.cluster.arrive;"), "call f, ();", "warplens_own"),
+        (CALLEE.format(body="barrier.cluster.arrive;"), "", "0"),
+        (".extern .func f ();\n", "call f, ();", "warplens_own"),
+        (".extern .func f ();\n", "call %rd1, (), f;", "warplens_own"),
+    ],
+    ids=["no cluster", "cluster", "never called", "elsewhere", "through a pointer"],
+)
+def test_what_a_kernel_calls_may_be_for_clusters(callee: str, call: str, found: str) -> None:
+    """To read shared memory at 0 there is an illegal instruction, and a launch alone may say that it is in one."""
+    kernel = LEAVING.format(name="k", head="", declared="", body=call)
+    text = f".version 8.0\n.target sm_90\n.address_size 64\n{callee}{kernel}"
+    assert read_behind_the_barrier(instrument(text).text) == [found]
+
+
+def test_behind_a_barrier_a_variable_may_stand_at_any_byte() -> None:
+    text = LEAVING.format(name="k", head="", declared=".shared .b8 own;", body="st.shared.u8 [own], %r1;")
+    found = re.findall(r"ld\.volatile\.shared\.(\w+)", instrument(f".version 8.0\n.target sm_80\n{text}").text)
+    assert found == ["u8"]

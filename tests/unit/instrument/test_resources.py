@@ -102,6 +102,11 @@ def arrivals(body: str) -> list[tuple[str, int | None]]:
         ("@%p1 mbarrier.arrive.shared.b64 _, [%r2];", None),  # a warp has lanes below and above 40
         ("setp.eq.s32 %p2, %r1, 32;\n\t@%p2 mbarrier.arrive.shared.b64 _, [%r2];", 1),  # from any lane
         ("elect.sync %r7|%p2, -1;\n\t@%p2 mbarrier.arrive.shared.b64 _, [%r2];", 1),
+        # Of one lane at first, and then of all.
+        (
+            "setp.eq.s32 %p2, %r1, 32;\n\tbar.red.or.pred %p2, 1, %p2;\n\t@%p2 mbarrier.arrive.shared.b64 _, [%r2];",
+            None,
+        ),
         ("setp.lt.u32 %p2, %r1, 64;\n\t@%p2 mbarrier.arrive.shared.b64 _, [%r2];", 32),  # whole warps
         ("@%p1 ret;\n\tmbarrier.arrive.shared.b64 _, [%r2];", None),
         ("cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];", 32),
@@ -111,7 +116,7 @@ def arrivals(body: str) -> list[tuple[str, int | None]]:
     ],
 )
 def test_how_many_arrivals_a_warp_makes(body: str, found: int | None) -> None:
-    assert [own for _, own in arrivals(body)] == [found]
+    assert [own for kind, own in arrivals(body) if kind != "wait"] == [found]
 
 
 def test_an_arrival_that_announces_bytes_is_counted_where_what_brings_them_is_marked() -> None:
@@ -150,3 +155,19 @@ def test_how_many_arrivals_a_wait_is_for(made: str, wait: str, found: int | None
     assert (told in kernel.left_out) == (found is None)
     (kernel,) = instrument(KERNEL.format(body=body)).kernels
     assert told not in kernel.left_out  # no arrival is marked at this level
+
+
+@pytest.mark.parametrize(
+    ("callee", "found"),
+    [
+        (".func f () { mbarrier.init.shared.b64 [full], 7; ret; }", None),
+        (".func f () { bar.sync 0; ret; }", 3),
+        (".extern .func f ();", None),
+    ],
+)
+def test_barriers_that_a_function_makes_may_be_those_that_a_kernel_waits_at(callee: str, found: int | None) -> None:
+    body = "mbarrier.init.shared.b64 [%r3], 3;\n\tcall f, ();\n\t" + WAIT
+    text = KERNEL.format(body=body).replace(".visible", callee + "\n.visible", 1)
+    (kernel,) = instrument(text, Selection("all")).kernels
+    assert kernel.site_set is not None
+    assert [site["arrivals"] for site in kernel.site_set["sites"] if site["resource"].startswith("mbarrier")] == [found]
