@@ -15,14 +15,15 @@ from warplens.instrument.flow import Flow
 from warplens.instrument.instruction import Instruction
 from warplens.instrument.waits import Instant, is_idle
 
-_LOAD: Final = re.compile(r"ldu?\.(?:\S+\.)?global\S*\.[busf](32|64)\Z")
+_LOAD: Final = re.compile(r"ldu?\.(?:\S+\.)?global\S*\.[busf](?:32|64)\Z")
 _STORE: Final = re.compile(r"st(?:\.\w+)*\.global|cp\.reduce|multimem\.st")
 _ATOMIC: Final = re.compile(r"(?:atom|red)\.(?!(?:\S*\.)?shared)|multimem\.(?:red|ld_reduce)")
 
 
 @dataclass(frozen=True)
 class Landing:
-    """Loads `first` to `last`, of which none is used in between. `values`: a register and its bits, of each."""
+    """Loads `first` to `last`, of which none is used in between. `values`: a register and its bits, of each that can be
+    named behind them: registers of braces cannot, and `_` is none."""
 
     first: int
     last: int
@@ -39,16 +40,26 @@ def landings(flow: Flow) -> Iterator[Landing]:
             own = flow.code[number]
             found = _LOAD.match(own.opcode)
             uses = not loaded.isdisjoint(own.sources) or not loaded.isdisjoint(own.targets)
-            if values and (uses or not (found or is_idle(own))):
+            if loaded and (uses or not (found or is_idle(own))):
                 yield Landing(first, last, tuple(values))
                 values, loaded = [], set()
-            if found and own.targets:
-                first = first if values else number
+            targets = [name for name in own.targets if name != "_"] if found else []
+            if targets:
+                first = first if loaded else number
                 last = number
-                values.append((own.targets[0], int(found[1])))
-                loaded.update(own.targets)
-        if values:
+                values += _value(flow, number, targets[0])
+                loaded.update(targets)
+        if loaded:
             yield Landing(first, last, tuple(values))
+
+
+def _value(flow: Flow, number: int, name: str) -> Iterator[tuple[str, int]]:
+    """A loaded register, which may be wider than what is loaded."""
+    own = flow.code[number]
+    bits = flow.bits(number, name)
+    if bits in (32, 64):
+        whole = ".v" in own.opcode and not own.operands.startswith("{")
+        yield f"{name}.x" if whole else name, bits
 
 
 def instants(flow: Flow, also: tuple[str, ...]) -> Iterator[Instant]:

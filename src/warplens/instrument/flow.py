@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from warplens.instrument.lanes import Lanes
     from warplens.instrument.lone import Lone
 
-_INSTRUCTION: Final = re.compile(r"(?:@\s*+(!?)\s*+([\w$%]++)\s*+)?([a-z][\w.:]*+)(.*)", re.DOTALL)
+_INSTRUCTION: Final = re.compile(r"(?:@\s*+(!?)\s*+([\w$%]++)\s*+)?([a-z][\w.:]*+(?:\s+\.[\w.:]+)*)(.*)", re.DOTALL)
 _PLACE: Final = r"([0-9]{1,9})\s++([0-9]{1,9})\s++([0-9]{1,9})(?![0-9])"
 _LOC: Final = re.compile(rf"\.loc\s++{_PLACE}(?:.*\binlined_at\s++{_PLACE})?", re.DOTALL)
 _LINE_COMMENT: Final = re.compile(r"[ \t]*+//([^\n]*+)")
@@ -30,7 +30,7 @@ _OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):([0-9]{1,9}):([0-9]{1,9})[\s\]]
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
 _QUIET: Final = re.compile(r"(?<![\w$])(?:__assertfail|vprintf|malloc|free)\b")
 """Functions of the driver's, which read no thread's place."""
-_DECLARATION: Final = re.compile(r"\s*\.reg\s+(?:\.v[24]\s+)?\.\w+\s+(.*)", re.DOTALL)
+_DECLARATION: Final = re.compile(r"\s*\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)", re.DOTALL)
 _LONGEST_CHAIN: Final = 32
 """Calls that were inlined in each other: more are a circle, and damage."""
 _DEEPEST_WRAPPER: Final = 4
@@ -79,6 +79,7 @@ class Flow:
         self._labels: list[tuple[int, str, int, tuple[int, ...]]] = []  # instruction, name, statement, scope
         self._scopes: list[tuple[int, ...]] = []
         self._declared: dict[int, set[str]] = {}  # registers that braces have of their own
+        self._bits: dict[str, int] = {}  # of registers outside of braces; `%r<` of all that `%r<9>` declares
         self._inlined: dict[Place, Place] = {}
         self._chains: list[tuple[Place, ...]] = []  # of each instruction, from the kernel into what was inlined
         self._read()
@@ -96,12 +97,13 @@ class Flow:
             kind, start, _ = module.statements[index]
             if kind == STATEMENT:
                 if module.text[start] == ".":
-                    if scope and (declared := _DECLARATION.match(module.bare(index))):
-                        self._declared.setdefault(scope[-1], set()).update(_declared(declared[1]))
+                    if declared := _DECLARATION.match(module.bare(index)):
+                        self._declare(scope, *declared.groups())
                     continue
                 found = _INSTRUCTION.match(module.bare(index).rstrip("; \t\r\n").lstrip())
                 if found:
                     negated, predicate, opcode, operands = found.groups()
+                    opcode = "".join(opcode.split())
                     name = opcode.partition(".")[0]
                     own = Instruction(index, predicate or "", negated == "!", opcode, name, operands.strip(), place)
                     self.code.append(own)
@@ -117,6 +119,19 @@ class Flow:
                 scope.append(index)
             elif kind == CLOSE and scope:
                 scope.pop()
+
+    def _declare(self, scope: list[int], kind: str, names: str) -> None:
+        if scope:
+            self._declared.setdefault(scope[-1], set()).update(_declared(names))
+        elif bits := re.fullmatch(r"[busf](16|32|64|128)", kind):
+            stems = (name.strip(" \t\r\n;").partition("<") for name in names.split(","))
+            self._bits |= {f"{stem}{counted}": int(bits[1]) for stem, counted, _ in stems}
+
+    def bits(self, number: int, name: str) -> int | None:
+        """How wide a register is; None for one that cannot be named out of the braces round an instruction."""
+        if self.scoped(number, name) != name:
+            return None
+        return self._bits.get(name) or self._bits.get(f"{name.rstrip('0123456789')}<")
 
     def _unwrap(self) -> None:
         """Where one line of the kernel's own source calls all that it does, as in templates whose kernel is a wrapper,

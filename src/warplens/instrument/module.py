@@ -166,6 +166,8 @@ def _arch(module: Module) -> int:
     found = _ARCH.search(module.directive("target") or "")
     if module.directive("version") is None or found is None:
         raise PtxError("this is no PTX module: it has no .version or no .target with a GPU such as sm_90")
+    if module.directive("address_size") == "32":
+        raise PtxError("this PTX has addresses of 32 bits (.address_size 32): marks need 64")
     if int(found[1]) < _LEAST_ARCH:
         raise PtxError(f"this PTX is for {found[0]}: marks need sm_{_LEAST_ARCH} or newer")
     return int(found[1])

@@ -116,7 +116,8 @@ class Asked:
             value = integer(own.operands) if own.name == "setmaxnreg" else None
             if value is not None and value in moved:
                 _, start, end = flow.module.statements[own.statement]
-                behind = flow.module.text.index(own.opcode, start, end) + len(own.opcode)
+                last = own.opcode.rpartition(".")[2]  # there may be blanks in an opcode
+                behind = flow.module.text.index(last, start, end) + len(last)
                 out.append((behind, end, f" {moved[value]};"))
         return out
 

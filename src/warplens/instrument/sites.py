@@ -236,6 +236,9 @@ class Planner:
             return
         if not self._fits(landing.last, True, "loads not marked"):
             return
+        if not landing.values:
+            self._leave_out("loads not marked: what they load cannot be named there")
+            return
         site = self._site(landing.first, "wait", name, "loads")
         self._marks.append(Mark(landing.last, True, site, Verb.WAIT))
         phase = self._site(landing.first, "phase", "", "")

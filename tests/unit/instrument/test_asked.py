@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.unit.instrument.test_marks import names, sites_of
@@ -81,3 +83,22 @@ def test_names_and_kinds_choose_among_them() -> None:
     assert len(sites_of(instrument(KERNEL, Selection("all", kinds=("wait",), also=("loads", "stores"))))) == 3
     with pytest.raises(UsageError, match="also 'line': expected some of loads, stores, atomics, loops, lines"):
         Selection(also=("line",))
+
+
+@pytest.mark.parametrize(
+    ("loads", "pins"),
+    [
+        ("ld.global.s32 %rd5, [%rd1];", ["mov.b64 {%wl_r3, %wl_r6}, %rd5;"]),  # wider than what is loaded
+        ("ld.global.v4.b32 {_, %r3, _, _}, [%rd1];", ["mov.b32 %wl_r3, %r3;"]),
+        (".reg .v4 .b32 %v; ld.global.v4.b32 %v, [%rd1];", ["mov.b32 %wl_r3, %v.x;"]),
+        ("{ .reg .b32 own; ld.global.b32 own, [%rd1]; }", []),
+        ("{ .reg .b64 %rd5; ld.global.b64 %rd5, [%rd1]; }", []),  # it is not the %rd5 that can be named behind
+        ("ld .global .s32 %r3, [%rd1];", ["mov.b32 %wl_r3, %r3;"]),
+    ],
+)
+def test_what_is_waited_for_is_named_as_it_was_declared(loads: str, pins: list[str]) -> None:
+    before, _, behind = KERNEL.partition("	ld.global.f32")
+    found = instrument(f"{before}{loads}{behind[behind.index('add.s64 %rd3') :]}", Selection(also=("loads",)))
+    text = found.text[found.text.index(loads) :]
+    assert [line.strip() for line in text.splitlines() if re.match(r"\s*mov.b\d\d \{?%wl_r3", line)] == pins
+    assert bool(pins) != ("1 loads not marked: what they load cannot be named there" in found.kernels[0].left_out)

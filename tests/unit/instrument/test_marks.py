@@ -147,6 +147,7 @@ def test_directives_of_the_kernel_stay(some: dict[str, str]) -> None:
         ("\x50\xed\x55\xba\x01\0", "machine code"),
         (SMALL + "\0", "bytes of 0"),
         (SMALL.replace("sm_90", "sm_70"), "sm_80 or newer"),
+        (SMALL.replace(".address_size 64", ".address_size 32"), "addresses of 32 bits"),
         (SMALL.replace(".visible .entry", ".visible .func"), "no kernel"),
         (instrument(SMALL).text, "marks of warplens already"),
         (WAITING.format(body="bra $nowhere;", arch="sm_90"), "the target of bra"),
@@ -396,6 +397,8 @@ ASK = "$w: mbarrier.try_wait.shared.b64 %p1, [{}], %r2; @!%p1 bra $w;"
         ("bar.sync 0x0aU;", "barrier 10"),
         ("mov.u32 %r3, 017; bar.sync %r3;", "barrier 15"),
         ("bar.sync 08;", "barrier ?"),
+        ("bar .sync /* all */ 1;", "barrier 1"),  # blanks and comments within an opcode
+        ("bra .uni $on; $on: bar/* */.sync 1;", "barrier 1"),
         (f"bar.sync {'1' * 5000};", "barrier ?"),
         (ASK.format("%r1+010"), "mbarrier shared+8[]"),
         (ASK.format("%r1+foo"), "mbarrier"),
@@ -403,7 +406,21 @@ ASK = "$w: mbarrier.try_wait.shared.b64 %p1, [{}], %r2; @!%p1 bra $w;"
         (ASK.format("9" * 5000), "mbarrier"),
         (ASK.format("0x10+8"), "mbarrier shared+24"),
     ],
-    ids=["octal", "binary", "hex", "register", "none", "digits", "offset", "symbol", "far", "where", "plain"],
+    ids=[
+        "octal",
+        "binary",
+        "hex",
+        "register",
+        "none",
+        "blanks",
+        "jump",
+        "digits",
+        "offset",
+        "symbol",
+        "far",
+        "where",
+        "plain",
+    ],
 )
 def test_integers_are_read_as_ptx_writes_them(body: str, name: str) -> None:
     sites = sites_of(instrument(module_of(f"k mov.u32 %r1, %tid.x; {body} ret;")))
