@@ -127,7 +127,7 @@ class Planner:
             for instant in waits.instants:
                 self._instant(instant)
         self._on_request()
-        self._forget_announced()
+        self._forget_announced(waits.announced)
         self._marks.sort(key=lambda mark: mark.place)
         self._merge()
         if self._hoists and "lines" not in self._selection.also:
@@ -210,12 +210,14 @@ class Planner:
         guard = "" if own.name == "bra" else own.predicate
         self._marks.append(Mark(instant.index, False, site, verb, guard=guard, negated=own.negated))
 
-    def _forget_announced(self) -> None:
-        """An arrival that announces bytes ends no phase. Where what brings them has no mark, the arrival that is marked
-        may not be taken for the last: how many there are is then not told."""
+    def _forget_announced(self, announced: frozenset[str]) -> None:
+        """An arrival that announces bytes ends no phase, nor need one where they are announced alone. Where what brings
+        them has no mark, the arrival that is marked may not be taken for the last: how many there are is then not
+        told."""
         issued = {site["resource"] for site in self._sites if site["kind"] == "mark"}
         for site, (index, kind, _) in zip(self._sites, self._origins, strict=True):
-            if kind == "arrive" and "expect_tx" in self._flow.code[index].opcode and site["resource"] not in issued:
+            announces = "expect_tx" in self._flow.code[index].opcode or site["resource"] in announced
+            if kind == "arrive" and announces and site["resource"] not in issued:
                 site["arrivals"] = None
 
     def _on_request(self) -> None:

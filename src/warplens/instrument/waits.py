@@ -182,6 +182,11 @@ class Waits:
                 break
         return out
 
+    @cached_property
+    def announced(self) -> frozenset[str]:
+        """Barriers that bytes are announced for without an arrival."""
+        return frozenset(self._mbarrier(own) for own in self._flow.code if own.opcode.startswith("mbarrier.expect_tx"))
+
     def _together(self, first: Instant, more: Instant) -> int | None:
         """Arrivals of a run of issues, which the mark of its first tells of."""
         one, other = self._flow.code[first.index], self._flow.code[more.index]

@@ -123,6 +123,10 @@ def test_an_arrival_that_announces_bytes_is_counted_where_what_brings_them_is_ma
     expect = "mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 64;"
     assert arrivals(f"{expect}\n\t{COPY} [%r4], [%rd1], 64, [%r2];") == [("arrive", 32), ("mark", 0)]
     assert arrivals(f"{expect}\n\t{COPY} [%r4], [%rd1], 64, [%r3];") == [("arrive", None), ("mark", 0)]
+    alone = "mbarrier.expect_tx.relaxed.cta.shared.b64 [{}], 64;\n\tmbarrier.arrive.shared.b64 _, [%r2];"
+    assert arrivals(alone.format("%r2")) == [("arrive", None)]
+    assert arrivals(alone.format("%r3")) == [("arrive", 32)]  # for another barrier
+    assert arrivals(f"{alone.format('%r2')}\n\t{COPY} [%r4], [%rd1], 64, [%r2];") == [("arrive", 32), ("mark", 0)]
 
 
 def test_a_run_of_issues_makes_the_arrivals_of_all() -> None:
