@@ -16,6 +16,7 @@ from warplens.instrument.instruction import Instruction
 from warplens.instrument.waits import Instant, is_idle
 
 _LOAD: Final = re.compile(r"ldu?\.(?:\S+\.)?global\S*\.[busf](?:32|64)\Z")
+_VECTOR: Final = re.compile(r"\.v[248]\.")
 _STORE: Final = re.compile(r"st(?:\.\w+)*\.global|cp\.reduce|multimem\.st")
 _ATOMIC: Final = re.compile(r"(?:atom|red)\.(?!(?:\S*\.)?shared)|multimem\.(?:red|ld_reduce)")
 
@@ -58,7 +59,7 @@ def _value(flow: Flow, number: int, name: str) -> Iterator[tuple[str, int]]:
     own = flow.code[number]
     bits = flow.bits(number, name)
     if bits in (32, 64):
-        whole = ".v" in own.opcode and not own.operands.startswith("{")
+        whole = _VECTOR.search(own.opcode) and not own.operands.startswith("{")
         yield f"{name}.x" if whole else name, bits
 
 

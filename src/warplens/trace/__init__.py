@@ -7,6 +7,7 @@ import Polars at import time, and must not analyse or draw: those are functions 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -122,9 +123,15 @@ class Trace:
         return html(self)
 
     def sql(self, query: str) -> pl.DataFrame:
-        """The result of a SQL query over the tables; `UsageError` when Polars refuses it."""
+        """The result of a SQL query over the tables; `UsageError` when Polars refuses it, or it would read a file."""
         import polars as pl
 
+        # Queries are passed on, and Polars reads what one names: `read_csv('/home/...')`, in quotes too, or a URL. A
+        # string that holds such a name is refused with it: who reads strings otherwise than Polars would let one pass.
+        readers = "|".join(name for name in dir(pl) if name.startswith(("read_", "scan_")))
+        if found := re.search(rf"(?<!\w)(?:{readers})(?!\w)", query, re.IGNORECASE):
+            why = f"{found[0]} would read another file"
+            raise UsageError(f"the query was refused: {why}; the tables are {', '.join(TABLES)}")
         with pl.SQLContext({name: self._table(name) for name in TABLES}) as context:
             try:
                 return context.execute(query, eager=True)

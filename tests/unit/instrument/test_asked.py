@@ -94,6 +94,7 @@ def test_names_and_kinds_choose_among_them() -> None:
         ("{ .reg .b32 own; ld.global.b32 own, [%rd1]; }", []),
         ("{ .reg .b64 %rd5; ld.global.b64 %rd5, [%rd1]; }", []),  # it is not the %rd5 that can be named behind
         ("ld .global .s32 %r3, [%rd1];", ["mov.b32 %wl_r3, %r3;"]),
+        ("ld.volatile.global.s32 %r3, [%rd1];", ["mov.b32 %wl_r3, %r3;"]),
     ],
 )
 def test_what_is_waited_for_is_named_as_it_was_declared(loads: str, pins: list[str]) -> None:

@@ -118,6 +118,29 @@ def test_spans_stand_in_the_order_launch_block_warp_sequence() -> None:
     assert spans.select(keys).equals(spans.select(keys).sort(keys))
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "read_csv('{}')", "READ_CSV('{}')", '"read_csv"(\'{}\')', "read_csv /* ( */ ('{}')", "read_csv--\n('{}')",
+        "`read_csv`('{}')", "sites join read_csv('{}') on true", "sites where id in (select a from Read_Csv('{}'))",
+        "sites where name = E'\\'' or id in (select a from read_csv('{}')) or name = ''",
+    ],
+)  # fmt: skip
+def test_a_query_reads_no_other_file(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "secret.csv"
+    path.write_text("a\n1\n")
+    with pytest.raises(UsageError, match="would read another file"):
+        Trace.from_recording(fake_recording()).sql(f"select * from {source.format(path)}")
+
+
+def test_all_that_polars_reads_from_a_query_is_refused(tmp_path: Path) -> None:
+    trace = Trace.from_recording(fake_recording())
+    for name in ("read_csv", "read_ipc", "read_json", "read_ndjson", "read_parquet", "scan_parquet"):
+        with pytest.raises(UsageError, match=f"{name} would read another file"):
+            trace.sql(f"select * from {name}('{tmp_path / 'none'}')")
+    assert trace.sql("select 1 as read_only from sites limit 1")["read_only"].to_list() == [1]
+
+
 def test_sql_runs_over_the_five_tables_and_a_wrong_query_is_a_usage_error() -> None:
     trace = Trace.from_recording(fake_recording(blocks=5, warps=2))
     query = "select s.name, count(*) as n from spans p join sites s on p.site = s.site group by s.name order by s.name"
