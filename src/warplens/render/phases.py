@@ -123,7 +123,7 @@ def place_table(trace: Trace, group: LaunchGroup, by: str) -> pl.DataFrame:
         *([] if by == "sm" else [(pl.col("end_ns").max() - pl.col("start_ns").min()).alias("time_ns")]),
         *([pl.col("sm").first(), pl.col("wave").first() + 1] if by == "block" else [pl.len().alias("blocks")]),
         *([] if by == "block" else [(pl.col("wave").max() + 1).alias("waves"), time.mean().alias("mean_ns")]),
-        *([] if by == "block" else [time.quantile(0.5, "nearest").cast(pl.Int64).alias("p50_ns")]),
+        *([] if by == "block" else [time.quantile(0.5, "nearest").cast(pl.Int64, strict=False).alias("p50_ns")]),
         *([] if by == "block" else [time.max().alias("max_ns")]),
     )
     slowness = "mean_ns" if by == "sm" else "time_ns"

@@ -62,12 +62,20 @@ def choose(trace: Trace, selection: Selection) -> Chosen:
     if selection.sms is not None or selection.blocks is not None:
         kept = blocks.select("launch", "block")
         spans = spans.join(kept, on=["launch", "block"], how="semi", maintain_order="left")
-    window = _window(selection, pl.col("start_ns"), pl.col("end_ns"))
-    blocks, launches = blocks.filter(window), launches.filter(window)
     spans = spans.filter(spans_in_window(selection))
+    window = _window(selection, pl.col("start_ns"), pl.col("end_ns"))
+    blocks = _filtered(blocks, window, spans, ["launch", "block"])
+    launches = _filtered(launches, window, spans, ["launch"])
     if spans.is_empty() and not trace.spans.is_empty():
         raise UsageError(f"no span is left: {_where(trace)}")
     return Chosen(launches, blocks, spans)
+
+
+def _filtered(frame: pl.DataFrame, window: pl.Expr, spans: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Rows in the window, and those of which spans are left: where times are in doubt, both may differ."""
+    left = spans.select(*keys, left=pl.lit(True)).unique()
+    joined = frame.join(left, on=keys, how="left", maintain_order="left")
+    return joined.filter(window | pl.col("left").is_not_null()).drop("left")
 
 
 def spans_in_window(selection: Selection) -> pl.Expr:

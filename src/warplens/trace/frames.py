@@ -129,6 +129,9 @@ def from_parquet(
         stored = _read("spans", members[name], STORED_SPANS)
         _expect_below(stored, "spans", "site", table("sites").height)
         _expect_below(stored, "spans", "launch", table("launches").height)
+        _expect_order(stored, "spans", ["launch", "block", "warp", "sequence"])
+        if (stored["end_block"].is_null() != stored["end_warp"].is_null()).any():
+            raise FormatError("tables/spans.parquet: expected end_block and end_warp together, found one of them")
         spans = _from_stored(stored, table("blocks"), table("clocks"), origin_ns)
         its = {name: spans[name].to_numpy() for name in _CORRECTED_BY}
         corrected = correct(manifest, table("launches")["cycles_per_ns"].to_numpy(), **its)
@@ -141,8 +144,9 @@ def from_parquet(
         key = "launch" if name == "launches" else "site"
         if frame[key].to_list() != list(range(frame.height)):
             raise FormatError(f"tables/{name}.parquet: expected {key} to count from 0, found another order")
-    elif name == "blocks":
-        _expect_below(frame, "blocks", "launch", table("launches").height)
+    elif name in ("blocks", "clocks"):
+        _expect_below(frame, name, "launch", table("launches").height)
+        _expect_once(frame, name, ["launch", "block" if name == "blocks" else "sm"])
     elif name == "audit":
         _expect_below(frame, "audit", "site", table("sites").height)
     return frame
@@ -153,6 +157,22 @@ def _expect_below(frame: pl.DataFrame, name: str, column: str, bound: int) -> No
     highest = frame[column].max()
     if isinstance(highest, int) and highest >= bound:
         raise FormatError(f"tables/{name}.parquet: expected {column} below {bound}, found {highest}")
+
+
+def _expect_once(frame: pl.DataFrame, name: str, columns: list[str]) -> None:
+    """`FormatError` when two rows have the same in these columns."""
+    if frame.select(columns).is_duplicated().any():
+        raise FormatError(f"tables/{name}.parquet: expected one row for each {' and '.join(columns)}, found several")
+
+
+def _expect_order(frame: pl.DataFrame, name: str, columns: list[str]) -> None:
+    """`FormatError` when the rows are not sorted by these columns."""
+    equal = np.ones(max(frame.height - 1, 0), np.bool_)
+    for column in columns:
+        values = frame[column].to_numpy()
+        if (equal & (values[1:] < values[:-1])).any():
+            raise FormatError(f"tables/{name}.parquet: expected the order {', '.join(columns)}, found another one")
+        equal &= values[1:] == values[:-1]
 
 
 def _read(name: str, data: bytes, columns: dict[str, Column]) -> pl.DataFrame:

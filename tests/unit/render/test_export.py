@@ -64,6 +64,14 @@ def test_a_selection_leaves_whole_blocks_and_spans(
     assert kept(of_three_blocks(), **selection) == (blocks, starts)
 
 
+def test_blocks_and_launches_whose_own_times_are_in_doubt_stay_with_their_spans() -> None:
+    trace = of_three_blocks()
+    early = {"start_ns": pl.lit(-5, pl.Int64), "end_ns": pl.lit(-1, pl.Int64)}
+    trace = replace(trace, blocks=trace.blocks.with_columns(**early), launches=trace.launches.with_columns(**early))
+    chosen = choose(trace, Selection(from_ns=110))
+    assert (chosen.blocks["block"].to_list(), chosen.launches.height) == ([1, 2], 1)
+
+
 def test_an_instant_at_the_begin_of_the_window_is_in_it_and_one_at_its_end_is_not() -> None:
     trace = fake.of_spans([{"start": t, "end": t, "flags": 1} for t in (5, 10, 20)])
     assert kept(trace, from_ns=10, to_ns=20)[1] == [10]

@@ -294,6 +294,12 @@ def test_a_window_of_time_keeps_whole_spans_and_counts_rounds_from_the_begin(tmp
         report(trace, tmp_path / "x.html", selection=Selection(from_ns=1000))
 
 
+def test_a_window_of_spans_outside_of_their_blocks_own_times_is_a_page(tmp_path: Path) -> None:
+    trace = fake.of_spans([{"block": b, "start": b * 100, "end": b * 100 + 10} for b in range(2)])
+    trace = replace(trace, blocks=trace.blocks.with_columns(pl.col("start_ns", "end_ns") - 1000))
+    assert shown(written(trace, tmp_path, selection=Selection(from_ns=50)))["block"].to_list() == [1]
+
+
 def test_corrected_durations_travel_beside_the_raw_ones(tmp_path: Path) -> None:
     trace = fake.of_spans([{"start": 0, "end": 25}, {"start": 25, "end": 60}, {"start": 60, "end": 61}])
     within = pl.Series([1.2, None, 0.0])
