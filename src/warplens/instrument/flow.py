@@ -317,17 +317,25 @@ class Flow:
         """Where all ways from a block come together again, for each block; len(blocks) for the function's end."""
         end = len(self.blocks)
         after = [block.after or [end] for block in self.blocks] + [[]]
-        before: list[list[int]] = [[] for _ in after]
-        for number, following in enumerate(after):
-            for other in following:
-                before[other].append(number)
-        known = set(_reach(before, [end]))
-        for number in sorted(self.reached - known, reverse=True):  # a loop without an exit: held to have one at its end
-            if number not in known:
-                after[number] = [*after[number], end]
-                before[end].append(number)
-                known |= _reach(before, [number], known)
-        return _immediate(before, after, end)
+        turns = self._endless(after, end)
+        for header, turn in turns.items():  # who turns there may as well end
+            for number in self.blocks[header].before:
+                if self.dominates(header, number):
+                    after[number] = [turn if following == header else following for following in after[number]]
+            after.append([header, end])
+        joins = _immediate(_turned(after), after, end)
+        headers = {turn: header for header, turn in turns.items()}
+        return [headers.get(join, join) for join in joins[: end + 1]]
+
+    def _endless(self, after: list[list[int]], end: int) -> dict[int, int]:
+        """Headers of loops that nothing leads out of, each with a number beyond those of the blocks."""
+        known = _reach(_turned(after), [end])
+        out: dict[int, int] = {}
+        for loop in reversed(self.loops):
+            if known.isdisjoint(loop.blocks):
+                known |= loop.blocks
+                out[loop.header] = end + 1 + len(out)
+        return out
 
     @cached_property
     def _lanes(self) -> tuple[Lanes, Lanes]:
@@ -431,6 +439,15 @@ def _reach(after: Sequence[Sequence[int]], begin: Sequence[int], stop: set[int] 
                 seen.add(following)
                 pending.append(following)
     return seen - (stop or set()) | set(begin)
+
+
+def _turned(after: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The graph with its edges the other way about."""
+    before: list[list[int]] = [[] for _ in after]
+    for number, following in enumerate(after):
+        for other in following:
+            before[other].append(number)
+    return before
 
 
 def reach(flow: Flow, begin: Sequence[int], stop: int) -> set[int]:

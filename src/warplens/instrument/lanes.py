@@ -37,6 +37,8 @@ _KEEPS: Final = frozenset(
 _FIRST_BEYOND: Final = {"lt": 0, "ge": 0, "lo": 0, "hs": 0, "gt": 1, "le": 1, "hi": 1, "ls": 1}
 """By how much the first number for which a comparison comes out otherwise lies beyond what is compared with."""
 _MOST_MORE: Final = 1 << 16
+_MOST_STEPS: Final = 1 << 22
+"""Blocks looked at for branches whose ways meet at the end alone, in all."""
 
 
 class Lanes:
@@ -57,6 +59,8 @@ class Lanes:
             for source in self._sources[-1]:
                 self._users.setdefault(source, []).append(number)
         self._differing: set[str] = set()
+        self._steps = 0
+        self._ends = frozenset(block for block in range(len(flow.blocks)) if self._leaves(block))
         self.apart: frozenset[int] = frozenset()
         self.parting: frozenset[int] = frozenset()
         branches = [b for b, block in enumerate(flow.blocks) if len(block.after) > 1]
@@ -181,8 +185,31 @@ class Lanes:
         flow = self._flow
         join = flow.joins[branch]
         if not self._to_the_end and (join in (-1, len(flow.blocks)) or self._only_ends(join)):
-            return set()
+            return self._region_of_those_who_stay(branch)
         return reach(flow, flow.blocks[branch].after, join)
+
+    def _region_of_those_who_stay(self, branch: int) -> set[int]:
+        """The same where some leave on the way, as `if (lane < 16) { if (done) return; ... }`: the others meet in front
+        of the end. None where one way alone stays, for those on the other are gone, or where it takes too long."""
+        from warplens.instrument.flow import reach
+
+        flow = self._flow
+        ways = []
+        for begin in flow.blocks[branch].after:
+            self._steps += len(flow.blocks)
+            if self._steps > _MOST_STEPS:
+                return set()
+            ways.append(reach(flow, [begin], branch))
+        met = {block for number, way in enumerate(ways) for other in ways[:number] for block in way & other}
+        before = set().union(*ways) - met
+        meet = {block for block in met if not self._leaves(block) and not before.isdisjoint(flow.blocks[block].before)}
+        meet |= {block for block in flow.blocks[branch].after if block in met and not self._leaves(block)}
+        return reach(flow, flow.blocks[branch].after, meet.pop()) - self._ends if len(meet) == 1 else set()
+
+    def _leaves(self, block: int) -> bool:
+        """Whether nothing but the end is there: of the function, or of the kernel by a trap."""
+        own = self._flow.blocks[block]
+        return not own.after and (self._only_ends(block) or self._flow.code[own.stop - 1].name == "trap")
 
     def _only_ends(self, block: int) -> bool:
         own = self._flow.blocks[block]

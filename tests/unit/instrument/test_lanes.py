@@ -123,3 +123,53 @@ def test_lanes_part_in_a_loop_without_an_exit_too() -> None:
         assert kernel.site_set is not None
         found = [site["resource"] for site in kernel.site_set["sites"] if site["kind"] == "wait"]
         assert found == [f"barrier {number}" for number in marked]
+
+
+SOME_LEAVE = """
+	ld.param.u32 %r2, [n];
+	setp.eq.u32 %p3, %r2, 0;
+$turn:
+	bar.sync 2;
+	@%p1 bra $skip;
+	bar.sync 0;
+	{leave}
+	bar.sync 3;
+$skip:
+	bar.sync 1;
+	add.u32 %r2, %r2, 1;
+	setp.lt.u32 %p2, %r2, 9;
+	@%p2 bra $turn;
+{end}
+	ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("leave", "end"),
+    [
+        ("@%p3 bra $end;", "$end:"),
+        ("@!%p3 bra $on; bra.uni $end; $on:", "$end:"),
+        ("@%p3 bra $end;", "bar.sync 4; $end:"),
+        ("@%p3 ret;", ""),
+        ("@!%p3 bra $on; trap; $on:", ""),
+        ("@%p3 bra $fails;", "ret; $fails: st.global.u32 [%rd1], %r2; trap;"),
+    ],
+)
+@pytest.mark.parametrize(("asks", "marked"), [("setp.lt.u32 %p1, %r1, 7;", [2, 1]), ("", [2, 0, 3, 1])])
+def test_some_lanes_that_may_leave_on_the_way_are_parted_from_the_others(
+    leave: str, end: str, asks: str, marked: list[int]
+) -> None:
+    text = KERNEL[: KERNEL.index("	@%p1 bra $skip")] + SOME_LEAVE
+    (kernel,) = instrument(text.format(asks=asks, leave=leave, end=end)).kernels
+    assert kernel.site_set is not None
+    found = [site["resource"] for site in kernel.site_set["sites"] if site["kind"] == "wait"]
+    assert [own for own in found if own != "barrier 4"] == [f"barrier {number}" for number in marked]
+
+
+def test_lanes_that_go_to_the_end_are_gone() -> None:
+    text = KERNEL.replace("$skip:\n	bar.sync 1;", "	bar.sync 1;\n$skip:")
+    (kernel,) = instrument(text.format(asks="setp.lt.u32 %p1, %r1, 7;")).kernels
+    assert kernel.site_set is not None
+    found = [site["resource"] for site in kernel.site_set["sites"] if site["kind"] == "wait"]
+    assert found == ["barrier 0", "barrier 1"]
