@@ -24,25 +24,27 @@ def unmarked_calls(flow: Flow) -> list[str]:
     for own in flow.code:
         if own.name == "call":
             places.setdefault(_called(own), {})[_place(flow, own)] = None
-    lines = [_line(flow, name, list(where)) for name, where in places.items()]
-    more = len(lines) - _MOST_LINES
-    return lines if more <= 0 else [*lines[:_MOST_LINES], f"{more} more functions are called: none is marked"]
+    known: dict[str, tuple[int, list[str]]] = {}
+    lines = [_line(flow, name, list(where), known) for name, where in [*places.items()][:_MOST_LINES]]
+    more = len(places) - _MOST_LINES
+    return lines if more <= 0 else [*lines, f"{more} more functions are called: none is marked"]
 
 
-def _line(flow: Flow, name: str, where: list[str]) -> str:
+def _line(flow: Flow, name: str, where: list[str], known: dict[str, tuple[int, list[str]]]) -> str:
     shown = ", ".join(where[:_MOST_PLACES]) + (f" and {len(where) - _MOST_PLACES} more" if where[_MOST_PLACES:] else "")
     if name == _POINTER:
         return f"call {_POINTER} ({shown}): what is called there is not marked"
     if all(own.name != name for own in flow.module.functions):
         return f"call of {name} ({shown}): it stands in another module and is not marked"
-    waits, unknown = _waits(flow, name)
+    waits, unknown = _waits(flow, name, known)
     holds = [f"{waits} wait{'s' if waits > 1 else ''} among it"] if waits else []
     holds += ["nor what it calls in other modules"] if unknown else []
     return ", ".join([f"call of {name} ({shown}): what it does is not marked", *holds])
 
 
-def _waits(flow: Flow, name: str) -> tuple[int, bool]:
-    """Waits in a function of the module and in those that it calls; whether it calls what is not in it."""
+def _waits(flow: Flow, name: str, known: dict[str, tuple[int, list[str]]]) -> tuple[int, bool]:
+    """Waits in a function of the module and in those that it calls; whether it calls what is not in it. `known`: of
+    functions that were looked at, how often each waits and what it calls."""
     functions = {own.name: own for own in flow.module.functions}
     seen: set[str] = set()
     pending = [name]
@@ -55,10 +57,12 @@ def _waits(flow: Flow, name: str) -> tuple[int, bool]:
         if called not in functions:
             unknown = True
             continue
-        own = Flow(flow.module, functions[called])
-        if own.code:
-            waits += len(Waits(own).waits)
-            pending += [_called(call) for call in own.code if call.name == "call"]
+        if called not in known:
+            own = Flow(flow.module, functions[called])
+            calls = [_called(call) for call in own.code if call.name == "call"]
+            known[called] = (len(Waits(own).waits) if own.code else 0, calls)
+        waits += known[called][0]
+        pending += known[called][1]
     return waits, unknown
 
 

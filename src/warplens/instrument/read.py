@@ -46,6 +46,8 @@ _INTEGER: Final = re.compile(
 _COMMENT: Final = re.compile(rf"({_STRING})|{_REMARK}", re.DOTALL)
 
 
+_DEEPEST: Final = 256
+"""Braces within each other: more are damage, and each instruction knows those that it is within."""
 _FILE: Final = re.compile(r'\.file\s++([0-9]{1,9}+)\s++"((?:[^"\\]|\\.)*)"')
 
 
@@ -167,6 +169,8 @@ def _functions(text: str, statements: list[Statement]) -> Iterable[Function]:
             head = index
         elif kind == OPEN:
             depth += 1
+            if depth > _DEEPEST:
+                raise PtxError(f"line {line_of(text, start)}: more than {_DEEPEST} braces within each other")
             if depth == 1:
                 opened = index
         elif kind == CLOSE:

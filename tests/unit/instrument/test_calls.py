@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from warplens.instrument import instrument
+import pytest
+
+from warplens.instrument import calls, instrument
+from warplens.instrument.flow import Flow
+from warplens.instrument.read import Function, Module
 
 MODULE = """.version 8.0
 .target sm_90
@@ -77,3 +81,20 @@ def test_long_lists_end_with_how_many_are_left() -> None:
     assert told(often) == [
         "call of quiet (k.cu:10, k.cu:11, k.cu:12, k.cu:13, k.cu:14, k.cu:15 and 2 more): what it does is not marked"
     ]
+
+
+def test_each_function_is_looked_at_once_however_many_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = [f".func f{n}() {{ bar.sync 0; {f'call f{n - 1}, ();' if n else ''} ret; }}" for n in range(40)]
+    body = "\n".join(f"call f{n}, ();" for n in reversed(range(40)))
+    looked: list[str] = []
+
+    def counted(module: Module, function: Function) -> Flow:
+        looked.append(function.name)
+        return Flow(module, function)
+
+    monkeypatch.setattr(calls, "Flow", counted)
+    text = MODULE.replace(".visible .entry k", "\n".join([*chain, ".visible .entry k"])).replace("BODY", body)
+    lines = instrument(text).kernels[0].left_out
+    assert lines[0].endswith("what it does is not marked, 40 waits among it")
+    assert lines[-1] == "24 more functions are called: none is marked"
+    assert len(looked) == 40

@@ -141,6 +141,7 @@ def test_odd_spacing_comments_and_future_instructions() -> None:
     [
         (SMALL.replace("ret;\n}", "ret;\n"), "line 5: this brace is never closed"),
         (SMALL + "}", "line 10: a closing brace without an opening one"),
+        (SMALL.replace("ret;\n}", f"ret;\n{'{' * 100_000}{'}' * 100_000}}}"), "more than 256 braces within each other"),
         (SMALL.replace("ret;\n}", "ret;\n") + SMALL, "a function begins within another"),
     ],
 )
