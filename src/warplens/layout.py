@@ -163,6 +163,8 @@ def sites_hash(name: str) -> int:
 DESCRIPTOR_SYMBOL: Final = "warplens_device"
 MBARRIER: Final = "mbarrier"
 """What the resources of automatic marks begin with that are barriers in shared memory; alone, it is not known which."""
+UNKNOWN_BARRIER: Final = "barrier ?"
+"""A barrier of warps whose number automatic marks could not tell: that of one site need not be that of another."""
 REMOTE: Final = "remote "
 """In front of a resource: arrivals at it in another block of the cluster."""
 OWN_RESOURCES: Final = (

@@ -47,7 +47,7 @@ class Basis(enum.IntEnum):
     INFERRED = 1
     """Counted: the last arrival of the wait's round in its block."""
     NO_RESOURCE = 2
-    """The site names no resource."""
+    """The site names no resource, or one that is not known which."""
     NO_ARRIVAL = 3
     """Arrivals at the resource are marked, and the block has none of this id; or one warp alone waits there."""
     COUNTS_DIFFER = 4
@@ -187,7 +187,8 @@ def _sites(sites: pl.DataFrame) -> _Sites:
     kind = np.array(sites["kind"].to_list(), object)
     named = list(sites.select("site_set", "resource").iter_rows())
     numbers: dict[tuple[str, str], int] = {}
-    known = (name not in ("", layout.MBARRIER, layout.REMOTE + layout.MBARRIER) for _, name in named)
+    nameless = ("", layout.UNKNOWN_BARRIER, layout.MBARRIER, layout.REMOTE + layout.MBARRIER)
+    known = (name not in nameless for _, name in named)
     resource = np.array(
         [numbers.setdefault(key, len(numbers)) if own else -1 for key, own in zip(named, known, strict=True)], np.int64
     )

@@ -71,6 +71,17 @@ def test_a_barrier_opens_when_the_last_warp_of_the_round_begins_to_wait() -> Non
     assert found(two_rounds()).of.tolist() == [2, 2, 2, 2]
 
 
+def test_at_a_barrier_whose_number_is_not_known_nobody_waits_for_another() -> None:
+    """`bar.sync 1 + group, 64` of two groups: warps 0 and 1 wait for each other, and 2 and 3."""
+    rows: list[Row] = []
+    for warp, begin in enumerate((10, 30, 20, 31)):
+        rows += [(warp, 0, 0, begin, {}), (warp, 1, begin, 33, {})]
+    sites = [("work", "phase", ""), ("sync", "wait", "barrier ?")]
+    assert {basis for basis, _ in by_span(trace_of(rows, sites)).values()} == {"NO_RESOURCE"}
+    sites[1] = ("sync", "wait", "barrier 1")
+    assert {basis for basis, _ in by_span(trace_of(rows, sites)).values()} == {"INFERRED"}
+
+
 def test_rounds_are_counted_in_the_order_of_records_for_each_block_and_launch_apart() -> None:
     one = two_rounds()
     blocks = pl.concat([one.blocks, one.blocks.with_columns(block=pl.lit(1, pl.UInt32))])

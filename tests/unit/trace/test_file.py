@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -437,52 +436,6 @@ def test_reading_and_writing_files_imports_no_polars() -> None:
     code = "import sys, warplens.trace.file; assert 'polars' not in sys.modules"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-
-
-@pytest.mark.parametrize(
-    ("table", "column", "value"),
-    [
-        ("spans", "site", None),
-        ("spans", "site", 60_000),
-        ("spans", "launch", 7),
-        ("blocks", "launch", 7),
-        ("sites", "site", 0),
-        ("launches", "kernel", None),
-        ("spans", "block", [3, 2, 1, 0]),
-        ("spans", "sequence", [1, 0]),
-        ("spans", "end_warp", 1),  # and no block
-    ],
-)
-def test_a_table_with_nulls_wrong_order_or_references_to_nowhere_is_one_clear_error(
-    table: str, column: str, value: int | list[int] | None, tmp_path: Path
-) -> None:
-    path = tmp_path / "whole.wlens"
-    Trace.from_recording(fake_recording(blocks=4)).save(path)
-    contents = read_file(path)
-    tables = dict(contents.tables)
-    frame = pl.read_parquet(io.BytesIO(tables[table]))
-    stream = io.BytesIO()
-    values = value if isinstance(value, list) else [value]
-    changed = pl.Series(column, (values * frame.height)[: frame.height], frame.schema[column])
-    frame.with_columns(changed).write_parquet(stream)
-    write_file(path, contents.manifest, tables={**tables, table: stream.getvalue()})
-    trace = open_trace(path)
-    with pytest.raises(FormatError, match=rf"tables/{table}\.parquet"):
-        _ = (trace.launches, trace.sites, trace.blocks, trace.spans)
-
-
-@pytest.mark.parametrize("table", ["blocks", "clocks", "launches", "sites", "spans"])
-def test_a_row_that_stands_twice_is_one_clear_error(table: str, tmp_path: Path) -> None:
-    path = tmp_path / "whole.wlens"
-    Trace.from_recording(fake_recording(blocks=4)).save(path)
-    contents = read_file(path)
-    frame = pl.read_parquet(io.BytesIO(contents.tables[table]))
-    stream = io.BytesIO()
-    pl.concat([frame, frame.head(1)]).write_parquet(stream)
-    write_file(path, contents.manifest, tables={**contents.tables, table: stream.getvalue()})
-    trace = open_trace(path)
-    with pytest.raises(FormatError, match=rf"tables/{table}\.parquet"):
-        _ = (trace.launches, trace.sites, trace.blocks, trace.spans)
 
 
 def test_a_device_is_no_file_to_read_or_to_write(tmp_path: Path) -> None:
