@@ -17,7 +17,7 @@ def span(tab: Any, index: int) -> dict[str, Any]:
 
 
 def place_of(tab: Any, index: int) -> tuple[float, float]:
-    """The middle of a span on the screen, in a window that shows it, as drawn: a frame may yet move rows by half a pixel."""
+    """The middle of a span on the screen, in a window that shows it, as drawn: frames may move rows by half a pixel."""
     tab.evaluate("i => warplens.bring(i, true)", index)
     drawn(tab)
     x, y = tab.evaluate(

@@ -21,7 +21,7 @@ from warplens.decode.flags import SpanFlag
 from warplens.errors import UsageError
 from warplens.render.colors import INK, site_colors
 from warplens.render.pick import counted, pick_launch
-from warplens.render.plots import drawable, title_facts
+from warplens.render.plots import drawable_site, title_facts
 from warplens.render.sheet import LEGEND_ENTRIES, boxes, sheet, write_legend, write_titles
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _phases(
     for site in np.unique(segments["site"]).tolist():
         mine = (segments["site"] == site) & (row >= 0)
         bars.append((colors[site], begin[mine], end[mine], row[mine]))
-        label = " " + drawable(names[site], limit=32)
+        label = " " + drawable_site(names[site], limit=32)
         entries.append((float((end - begin)[mine].sum()), Patch(facecolor=colors[site], label=label)))
     least = sorted((time for time, _ in entries), reverse=True)[:LEGEND_ENTRIES][-1] if entries else 0.0
     handles: list[Any] = [patch for time, patch in entries if time >= least][:LEGEND_ENTRIES]

@@ -23,7 +23,7 @@ from warplens.render.durations import Durations, durations, pick_group
 from warplens.render.facts import mapping
 from warplens.render.pick import nanoseconds, shape
 from warplens.render.plot_distributions import write_name
-from warplens.render.plots import drawable
+from warplens.render.plots import drawable, drawable_site
 from warplens.render.sheet import LEFT_IN, WIDTH_IN, sheet, write_legend, write_titles
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _remarks(
     found = []
     keys = [{(row.name, row.kind): row.name for row in side} for side in rows]
     for word, here, there in (("before", keys[0], keys[1]), ("after", keys[1], keys[0])):
-        names = [drawable(name, limit=24) for key, name in here.items() if key not in there]
+        names = [drawable_site(name, limit=24) for key, name in here.items() if key not in there]
         if names:
             found.append(f"only {word}: " + ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else ""))
     facts: dict[str, list[Any]] = {

@@ -19,7 +19,7 @@ from warplens.render.coverage import F64, I64, Covered
 from warplens.render.escape import visible
 from warplens.render.phases import launch_groups, phase_table
 from warplens.render.pick import pick_launch
-from warplens.render.plots import drawable, title_facts
+from warplens.render.plots import drawable_site, title_facts
 from warplens.render.sheet import RIGHT_IN, WIDTH_IN, sheet, write_titles
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def sm_figure(trace: Trace, launch: int | None, site: str | None) -> Figure:
     """The figure; UsageError for a site that the launch did not record, and when no block has times and an SM."""
     launch = pick_launch(trace, launch)
     chosen = _pick_site(trace, launch, site)
-    name = drawable(trace.sites["name"][chosen], limit=40)
+    name = drawable_site(trace.sites["name"][chosen], limit=40)
     known = pl.col("start_ns").is_not_null() & pl.col("sm_begin").is_not_null()
     blocks = trace.blocks.filter((pl.col("launch") == launch) & known)
     if blocks.is_empty():
