@@ -97,6 +97,13 @@ def test_the_module_runs_as_the_command() -> None:
     assert "did you mean summary?" in done.stderr
 
 
+@pytest.mark.parametrize(("name", "meant"), [("diff", "plot BEFORE diff AFTER"), ("open", "report FILE --open")])
+def test_a_command_of_other_tools_names_the_one_that_does_it(name: str, meant: str) -> None:
+    result = run(name, "a.wlens", "b.wlens")
+    assert result.exit_code == 2
+    assert f"no command '{name}': did you mean `warplens {meant}`?" in result.stderr
+
+
 def test_no_arguments_print_help_and_end_with_usage() -> None:
     result = run()
     assert result.exit_code == 2
