@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warplens.capture.presence import NO_DRIVER, has_driver
 from warplens.errors import INSTALL, DeviceError, MissingDependencyError
 
 
@@ -26,6 +27,8 @@ def bindings() -> Any:
     try:
         driver: Any = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
+        if not has_driver():
+            raise DeviceError(f"{NO_DRIVER}\n`warplens doctor` says what recording needs") from None
         raise MissingDependencyError(
             f"cuda-bindings cannot be loaded ({error}), and recording needs it\n{INSTALL}"
         ) from error
