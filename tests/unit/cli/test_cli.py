@@ -155,6 +155,14 @@ def test_show_ends_with_the_picture_of_the_same_block(good: Path) -> None:
     assert run("show", good, "--block", 3).stderr == f"next: warplens plot {good} warps --block 3\n"
 
 
+def test_the_last_picture_leads_to_the_page(good: Path, tmp_path: Path) -> None:
+    command = ["plot", good, "blocks"]
+    for _ in range(4):
+        assert command[0] == "plot"
+        command = run(*command, "-o", tmp_path / "a.png").stderr.split()[2:]
+    assert command == ["report", str(good)]
+
+
 @pytest.mark.parametrize("kind", ["blocks", "warps", "distributions", "sm"])
 def test_plot_writes_beside_the_user_and_says_where(good: Path, kind: str, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
