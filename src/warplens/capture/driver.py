@@ -36,7 +36,7 @@ def bindings() -> Any:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:
         raise DeviceError(
-            f"no CUDA driver on this machine; `warplens doctor` says what was looked for\n({error})"
+            f"{NO_DRIVER}\n`warplens doctor` says what recording needs ({error})"
         ) from None  # whose text this is
     if status != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"the CUDA driver does not start: {status.name}; `warplens doctor` says what was looked for")
