@@ -156,7 +156,7 @@ def test_show_ends_with_the_picture_of_the_same_block(good: Path) -> None:
 
 
 def test_the_last_picture_leads_to_the_page(good: Path, tmp_path: Path) -> None:
-    command = ["plot", good, "blocks"]
+    command = ["plot", str(good), "blocks"]
     for _ in range(4):
         assert command[0] == "plot"
         command = run(*command, "-o", tmp_path / "a.png").stderr.split()[2:]
