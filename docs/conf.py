@@ -20,3 +20,5 @@ autodoc_default_options = {"members": True}
 
 html_theme = "furo"
 html_title = "warplens"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]

@@ -35,6 +35,15 @@ def test_names_of_strangers_are_text(opened: Open) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_long_name_of_an_automatic_mark_is_cut_in_its_file(opened: Open) -> None:
+    names = [f"a_file_with_a_very_long_name.py:{line} wait barrier 1 (3)" for line in range(51, 59)]
+    tab = opened(fake.renamed(fake.rmsnorm(blocks=2, sms=1, warps=2, resident=1), names))
+    parts = tab.locator("table.phases tbody tr").nth(1).locator("bdi.at span")
+    assert parts.all_inner_texts() == ["a_file_with_a_very_long_name.py", ":52 wait barrier 1 (3)"]
+    cut = [part.evaluate("e => e.scrollWidth > e.clientWidth") for part in parts.all()]
+    assert cut == [True, False]
+
+
 def test_markup_cannot_be_made_from_text_on_the_page(chromium: Any, tmp_path: Path) -> None:
     path = report(fake.rmsnorm(blocks=1, sms=1, warps=1, resident=1), tmp_path / "page.html").path
     tab = chromium.new_page()

@@ -39,6 +39,14 @@ def test_trust_phases_and_problems_stand_in_real_tables(opened: Open, trace: Tra
     assert {int(c.replace(",", "")) for c in counts} == {trace.spans.height // 8}
 
 
+def test_bars_behind_the_shares_are_as_long_as_the_shares(opened: Open, trace: Trace) -> None:
+    tab = opened(trace)
+    cells = tab.locator("table.phases tbody td.share")
+    shares = [float(text.split()[0]) for text in cells.all_inner_texts()]
+    bars = [cell.evaluate("e => parseFloat(getComputedStyle(e).backgroundSize)") for cell in cells.all()]
+    assert bars == pytest.approx([100 * share / max(shares) for share in shares], abs=0.2)
+
+
 def test_wheel_and_keys_zoom_and_pan_and_f_fits(opened: Open, trace: Trace) -> None:
     tab = opened(trace)
     whole = view(tab)

@@ -17,6 +17,8 @@ from warplens.errors import SitesError
 MAX_BYTES: Final = 4 << 30
 _FATBIN: Final = struct.pack("<I", 0xBA55ED50)
 _PTX, _CUBIN = 1, 2
+_MACHINE: Final = struct.pack("<H", 190)
+"""e_machine of GPU code, EM_CUDA."""
 # The launch code of a kernel, or a variable of it: all that optimisation may leave of a name.
 _STUB: Final = re.compile(rb"_Z(?:GVZ|Z)?L?([0-9]{1,5})__device_stub_(_Z[\w.$]{1,4000})")
 _STUB_PREFIX: Final = len("__device_stub_")
@@ -55,6 +57,11 @@ def read_binary(elf: bytes) -> Binary:
         stripped=names is None,
         recordable=_VARIABLE in elf or (names is not None and _HOST_HEADER in names),
     )
+
+
+def is_cubin(elf: bytes) -> bool:
+    """Whether the file is GPU code itself, which launches nothing."""
+    return elf[:4] == b"\x7fELF" and elf[18:20] == _MACHINE
 
 
 def _entries(fatbin: bytes) -> list[tuple[int, int]]:

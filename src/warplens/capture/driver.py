@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warplens.capture.presence import NO_DRIVER, has_driver
 from warplens.errors import INSTALL, DeviceError, MissingDependencyError
 
 
@@ -26,6 +27,8 @@ def bindings() -> Any:
     try:
         driver: Any = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
+        if not has_driver():
+            raise DeviceError(f"{NO_DRIVER}\n`warplens doctor` says what recording needs") from None
         raise MissingDependencyError(
             f"cuda-bindings cannot be loaded ({error}), and recording needs it\n{INSTALL}"
         ) from error
@@ -33,7 +36,7 @@ def bindings() -> Any:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:
         raise DeviceError(
-            f"no CUDA driver on this machine; `warplens doctor` says what was looked for\n({error})"
+            f"{NO_DRIVER}\n`warplens doctor` says what recording needs ({error})"
         ) from None  # whose text this is
     if status != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"the CUDA driver does not start: {status.name}; `warplens doctor` says what was looked for")

@@ -90,7 +90,7 @@ class Tools:
             base.with_suffix(".log").write_text(log, encoding="utf-8")
             return log
 
-        name = _source_name(text, source)
+        name = source_name(text, source)
         try:
             wish = self._wish
             chosen = choose(text, wish.within_budget, assemble, kernels=wish.kernels or None, in_program=True)
@@ -107,9 +107,9 @@ class Tools:
             or any(own.startswith("it gets", own.find(": ") + 2) for own in chosen.lines)
         )
         for line in chosen.lines if wanted else []:
-            say(f"{name}: {line}")
+            say(shortened(f"{name}: {line}"))
         for own in chosen.kernels if self._wish.verbose else []:
-            say(f"{name}: {own.name}: {len(own.site_set['sites']) if own.site_set else 0} sites")
+            say(shortened(f"{name}: {own.name}: {len(own.site_set['sites']) if own.site_set else 0} sites"))
         return chosen
 
     def _base(self, text: str) -> Path:
@@ -159,10 +159,16 @@ def _text(path: Path) -> str:
     return path.read_bytes().decode("utf-8", "surrogateescape")
 
 
-def _source_name(text: str, path: Path) -> str:
-    """What the user knows the module by: its source, else the file of PTX; and the GPU."""
+def shortened(line: str) -> str:
+    """A line without the middle of mangled names that would fill a screen: one of CUTLASS's has 1,300 characters."""
+    return re.sub(r"\b(\w{60})\w{40,}(\w{20})\b", r"\1...\2", line)
+
+
+def source_name(text: str, path: Path) -> str:
+    """What the user knows the module by: its source, else the file of PTX without nvcc's `tmpxft_..._`; and the GPU."""
     files = re.findall(r'(?m)^\s*\.file\s+\d+\s+"([^"]*)"', text)
-    own = next((file for file in files if not re.search(r"/(?:include|targets)/", file)), path.name)
+    own = next((file for file in files if not re.search(r"/(?:include|targets)/", file)), None)
+    own = own or re.sub(r"^tmpxft_[0-9a-f]+_[0-9a-f]+-\d+_", "", path.name)
     target = re.search(r"\.target\s+(sm_\w+)", text)
     return f"{own.rpartition('/')[2]} ({target[1] if target else 'no .target'})"
 

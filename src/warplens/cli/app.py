@@ -41,6 +41,14 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 """Name -> module that holds the click command of that name, and its one-line help."""
 
+_ELSEWHERE: Final = {
+    "diff": "`warplens plot BEFORE diff AFTER`",
+    "compare": "`warplens plot BEFORE diff AFTER`",
+    "open": "`warplens report FILE --open`",
+    "view": "`warplens report FILE --open`",
+}
+"""What other tools have as a command and warplens as part of one."""
+
 
 class _ReaderGoneError(Exception):
     """Whoever read our output has closed it."""
@@ -66,7 +74,7 @@ class App(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that `args` begins with; an unknown name gets the nearest known ones in the message."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS)
+            near = [_ELSEWHERE[args[0]]] if args[0] in _ELSEWHERE else difflib.get_close_matches(args[0], COMMANDS)
             hint = f": did you mean {' or '.join(near)}?" if near else ""
             raise click.UsageError(f"no command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)

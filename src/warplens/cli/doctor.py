@@ -241,14 +241,17 @@ _LISTED: Final = 12
 
 def _doctor_binary(path: Path, as_json: bool) -> int:
     """What GPU code a file holds, and whether `warplens record` would see its launches."""
-    from warplens.capture.binary import MAX_BYTES, read_binary
+    from warplens.capture.binary import MAX_BYTES, is_cubin, read_binary
 
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise FileError(f"{path}: expected a program or a library, found a device or a pipe")
         if path.stat().st_size > MAX_BYTES:
             raise FileError(f"{path}: a program of at most {MAX_BYTES >> 30} GiB was expected")
-        found = read_binary(path.read_bytes())
+        elf = path.read_bytes()
+        if is_cubin(elf):
+            raise FileError(f"{path} is a cubin: name what launches it; `warplens audit` reads the cubin itself")
+        found = read_binary(elf)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from error
     except SitesError as error:

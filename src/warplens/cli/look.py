@@ -113,8 +113,9 @@ def plot(
     if after is not None:
         finish([target], f"warplens summary {quoted(after)}")
     else:
-        following = {"blocks": "warps", "warps": "distributions", "distributions": "sm", "sm": "blocks"}[kind]
-        finish([target], f"warplens plot {quoted(file)} {following}" + _where(launch, None))
+        following = {"blocks": "warps", "warps": "distributions", "distributions": "sm", "sm": ""}[kind]
+        more = f"plot {quoted(file)} {following}" if following else f"report {quoted(file)}"
+        finish([target], f"warplens {more}" + _where(launch, None))
 
 
 def _where(launch: int | None, block: int | None) -> str:

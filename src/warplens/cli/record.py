@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from warplens.capture.options import KEEPS, POLICIES
+from warplens.capture.presence import NO_DRIVER, has_driver
 from warplens.cli.budget import BUDGET_HELP, COUNTS_HELP, check_pair, read_counts
 from warplens.cli.exits import FINE, LOSSES, MISSING
 from warplens.cli.output import finish, number_list, quoted
@@ -306,6 +307,11 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bo
     if cut and not notes:
         click.echo("what it launched is not known: its processes were stopped before they could say", err=True)
     elif nothing and not counts and not any(note.get("left_out") for note in notes):
+        if not has_driver():
+            click.echo(
+                f"{NO_DRIVER}: no kernel can run\ntry: warplens doctor, which says what recording needs", err=True
+            )
+            return
         text = "no launch was seen: warplens sees those of .cu files that include warplens/host.hpp or that"
         click.echo(
             f"{text} `warplens nvcc` compiled, of Triton, CuPy, Numba and warplens.Kernel\n"

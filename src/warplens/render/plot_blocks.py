@@ -21,8 +21,8 @@ from warplens.decode.flags import SpanFlag
 from warplens.errors import UsageError
 from warplens.render.colors import INK, site_colors
 from warplens.render.pick import counted, pick_launch
-from warplens.render.plots import drawable, title_facts
-from warplens.render.sheet import LEGEND_ENTRIES, boxes, sheet, write_legend, write_titles
+from warplens.render.plots import drawable_site, title_facts
+from warplens.render.sheet import LEGEND_ENTRIES, boxes, label_step, sheet, write_legend, write_titles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def blocks_figure(trace: Trace, launch: int | None) -> Figure:
     origin = int(blocks["start_ns"][0])
     begin = blocks["start_ns"].to_numpy() - origin
     end = blocks["end_ns"].to_numpy() - origin
-    lane, lanes, ticks = _lanes(blocks["sm"].to_numpy(), begin, end)
+    lane, lanes, middles = _lanes(blocks["sm"].to_numpy(), begin, end)
     scale, unit = (1000.0, "us") if end.max() >= 20_000 else (1.0, "ns")
     begin, end = begin / scale, end / scale
     wave = blocks["wave"].to_numpy()
@@ -71,7 +71,7 @@ def blocks_figure(trace: Trace, launch: int | None) -> Figure:
     axes.add_collection(PolyCollection(shapes, facecolor=INK, linewidth=0, rasterized=True))
     for each in (above, axes):
         each.set_xlim(0, max(end.max(), 1) * 1.005)
-    _dress(axes, lanes, ticks, unit)
+    _dress(axes, lanes, middles[:: label_step(len(middles), height)], unit)
     waves = int(wave.max()) + 1
     grid = trace.launches.filter(pl.col("launch") == launch).select(pl.col("^grid_[xyz]$").cast(pl.Int64)).row(0)
     part = f"{blocks.height:,} of " if blocks.height < prod(grid) else ""
@@ -83,7 +83,7 @@ def blocks_figure(trace: Trace, launch: int | None) -> Figure:
 
 
 def _lanes(sm: I64, begin: I64, end: I64) -> tuple[I64, int, list[tuple[float, str]]]:
-    """Lane of each block (sorted by begin), number of lanes, and ticks (middle of an SM's lanes, its number)."""
+    """Lane of each block (sorted by begin), number of lanes, and of each SM the middle of its lanes and its number."""
     sub, free = np.zeros(len(sm), np.int64), dict[int, list[int]]()
     for index, (where, start, stop) in enumerate(zip(sm.tolist(), begin.tolist(), end.tolist(), strict=True)):
         slots = free.setdefault(where, [])
@@ -94,10 +94,8 @@ def _lanes(sm: I64, begin: I64, end: I64) -> tuple[I64, int, list[tuple[float, s
     counts = np.array([len(free[s]) for s in used.tolist()])
     first = np.concatenate([[0], np.cumsum(counts)[:-1]])
     lane = first[np.searchsorted(used, sm)] + sub
-    every = max(1, int(np.ceil(len(used) / 22)))
-    every = next((n for n in (1, 2, 4, 6, 8, 12, 16, 24, 32) if n >= every), every)
-    ticks = [(first[i] + counts[i] / 2, str(used[i])) for i in range(0, len(used), every)]
-    return lane, int(counts.sum()), ticks
+    middles = [(first[i] + counts[i] / 2, str(used[i])) for i in range(len(used))]
+    return lane, int(counts.sum()), middles
 
 
 def _residency(axes: Axes, begin: F64, end: F64, wave: I64) -> None:
@@ -143,7 +141,7 @@ def _phases(
     for site in np.unique(segments["site"]).tolist():
         mine = (segments["site"] == site) & (row >= 0)
         bars.append((colors[site], begin[mine], end[mine], row[mine]))
-        label = " " + drawable(names[site], limit=32)
+        label = " " + drawable_site(names[site], limit=32)
         entries.append((float((end - begin)[mine].sum()), Patch(facecolor=colors[site], label=label)))
     least = sorted((time for time, _ in entries), reverse=True)[:LEGEND_ENTRIES][-1] if entries else 0.0
     handles: list[Any] = [patch for time, patch in entries if time >= least][:LEGEND_ENTRIES]

@@ -23,7 +23,7 @@ from warplens.render.durations import Durations, durations, pick_group
 from warplens.render.facts import mapping
 from warplens.render.pick import nanoseconds, shape
 from warplens.render.plot_distributions import write_name
-from warplens.render.plots import drawable
+from warplens.render.plots import drawable, drawable_site
 from warplens.render.sheet import LEFT_IN, WIDTH_IN, sheet, write_legend, write_titles
 
 if TYPE_CHECKING:
@@ -177,17 +177,20 @@ def _dress(axes: Axes, pairs: list[Pair], floor: float) -> None:
 
 
 def _times(trace: Trace, group: LaunchGroup) -> str:
-    """How long a launch took: the clean time where it was measured, else the median of the traced launches."""
-    launches = trace.launches.filter(trace.launches["launch"].is_in(group.launches))
-    traced = launches["duration_ns"].drop_nulls()
+    """How long a launch took: timed from outside, clean and traced; else from its first mark to the last."""
     parts = [f"grid {shape(group.first, 'grid')}"]
     kernels = trace.manifest.get("kernels")
     for kernel in kernels if isinstance(kernels, list) else []:
-        clean = mapping(kernel).get("clean_ns")
-        if mapping(kernel).get("name") == group.first["kernel"] and isinstance(clean, list) and clean:
-            parts.append(f"clean {nanoseconds(float(np.median(clean)))}")
-    if len(traced):
-        parts.append(f"traced {nanoseconds(float(np.median(traced.to_numpy())))} (first to last mark)")
+        if mapping(kernel).get("name") != group.first["kernel"]:
+            continue
+        for word in ("clean", "traced"):
+            measured = mapping(kernel).get(f"{word}_ns")
+            if isinstance(measured, list) and measured:
+                parts.append(f"{word} {nanoseconds(float(np.median(measured)))}")
+    launches = trace.launches.filter(trace.launches["launch"].is_in(group.launches))
+    marked = launches["duration_ns"].drop_nulls()
+    if len(parts) == 1 and len(marked):  # shorter than a time from outside: never beside one
+        parts.append(f"{nanoseconds(float(np.median(marked.to_numpy())))} from the first mark to the last")
     return ", ".join(parts)
 
 
@@ -198,7 +201,7 @@ def _remarks(
     found = []
     keys = [{(row.name, row.kind): row.name for row in side} for side in rows]
     for word, here, there in (("before", keys[0], keys[1]), ("after", keys[1], keys[0])):
-        names = [drawable(name, limit=24) for key, name in here.items() if key not in there]
+        names = [drawable_site(name, limit=24) for key, name in here.items() if key not in there]
         if names:
             found.append(f"only {word}: " + ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else ""))
     facts: dict[str, list[Any]] = {

@@ -17,7 +17,7 @@ from warplens.errors import UsageError
 from warplens.render.colors import INK, WAITING_KINDS, site_colors
 from warplens.render.durations import PERCENTS, Durations, durations, pick_group
 from warplens.render.pick import counted
-from warplens.render.plots import drawable, title_facts
+from warplens.render.plots import drawable_site, title_facts
 from warplens.render.sheet import LEFT_IN, WIDTH_IN, sheet, write_titles
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ def write_name(axes: Axes, left: float, place: int, row: Durations, *, again: bo
     """Site and role of a row, at `left` of the axes; `again` when the row above is of the same site."""
     style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
     if not again:
-        axes.text(
-            left, place + (0.36 if row.role else 0.5), drawable(row.name, limit=22), fontsize=9, color=INK, **style
-        )
+        name = drawable_site(row.name, limit=25)
+        size = 9 if len(name) <= 22 else 8  # the column holds 22 characters in 9 pt, 25 in 8
+        axes.text(left, place + (0.36 if row.role else 0.5), name, fontsize=size, color=INK, **style)
     axes.text(left, place + (0.5 if again else 0.7), row.role, fontsize=8, color="#5c636a", **style)
 
 

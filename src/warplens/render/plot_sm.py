@@ -19,8 +19,8 @@ from warplens.render.coverage import F64, I64, Covered
 from warplens.render.escape import visible
 from warplens.render.phases import launch_groups, phase_table
 from warplens.render.pick import pick_launch
-from warplens.render.plots import drawable, title_facts
-from warplens.render.sheet import RIGHT_IN, WIDTH_IN, sheet, write_titles
+from warplens.render.plots import drawable_site, title_facts
+from warplens.render.sheet import RIGHT_IN, WIDTH_IN, label_step, sheet, write_titles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def sm_figure(trace: Trace, launch: int | None, site: str | None) -> Figure:
     """The figure; UsageError for a site that the launch did not record, and when no block has times and an SM."""
     launch = pick_launch(trace, launch)
     chosen = _pick_site(trace, launch, site)
-    name = drawable(trace.sites["name"][chosen], limit=40)
+    name = drawable_site(trace.sites["name"][chosen], limit=40)
     known = pl.col("start_ns").is_not_null() & pl.col("sm_begin").is_not_null()
     blocks = trace.blocks.filter((pl.col("launch") == launch) & known)
     if blocks.is_empty():
@@ -61,7 +61,7 @@ def sm_figure(trace: Trace, launch: int | None, site: str | None) -> Figure:
     bar = figure.add_axes((*box, 0.16 / WIDTH_IN, axes.get_position().height))
     figure.colorbar(picture, cax=bar).set_label(f"warps in {name}", fontsize=8)
     bar.tick_params(labelsize=8, length=0)
-    _dress(axes, sms, unit)
+    _dress(axes, sms, label_step(len(sms), height), unit)
     title, facts = title_facts(trace, launch, f"site {name}")
     step = f"mean over {length / steps:,.3g} ns"
     write_titles(
@@ -136,8 +136,7 @@ def _share(axes: Axes, inside: F64, resident: F64, length: float, color: str) ->
     axes.set_ylim(0, None)
 
 
-def _dress(axes: Axes, sms: npt.NDArray[np.uint16], unit: str) -> None:
-    every = next((n for n in (1, 2, 4, 6, 8, 12, 16, 24, 32) if len(sms) / n <= 22), 64)
+def _dress(axes: Axes, sms: npt.NDArray[np.uint16], every: int, unit: str) -> None:
     shown = range(0, len(sms), every)
     axes.set_yticks([index + 0.5 for index in shown], [str(sms[index]) for index in shown])
     axes.tick_params(axis="y", length=0)

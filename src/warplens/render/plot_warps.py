@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from warplens.decode.flags import SpanFlag
 from warplens.render.colors import ALARM, WAITING_KINDS, site_colors
 from warplens.render.pick import block_spans, block_title, last_cycle, median_of, per_site, pick_block, pick_launch
-from warplens.render.plots import drawable, title_facts
+from warplens.render.plots import drawable_site, title_facts
 from warplens.render.sheet import LEGEND_ENTRIES, boxes, sheet, write_legend, write_titles
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _sites(trace: Trace, spans: pl.DataFrame, row: I64, length: int) -> tuple[li
     bars: list[Collection] = []
     handles: list[Any] = []
     for site, group in per_site(spans):
-        label, color = f" {drawable(names[site], limit=32)}", colors[site]
+        label, color = f" {drawable_site(names[site], limit=32)}", colors[site]
         instant = group["flags"].to_numpy() & SpanFlag.INSTANT != 0
         if instant.any():
             at, y = group["start_cycles"].to_numpy()[instant], row[group["warp"].to_numpy()[instant]]

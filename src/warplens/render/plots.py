@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
-from warplens.render.escape import visible
+from warplens.render.escape import visible, visible_site
 from warplens.render.facts import mapping
 from warplens.render.pick import shape
 from warplens.whole import whole_file
@@ -124,8 +124,16 @@ def _write(figure: Figure, target: Path) -> None:
 
 def drawable(text: object, *, limit: int = 60) -> str:
     """`text` for a picture: made visible, and characters that the font lacks written as escapes."""
+    return _in_font(visible(text, limit=limit))
+
+
+def drawable_site(name: object, *, limit: int) -> str:
+    """A site's name for a picture, cut where it tells least."""
+    return _in_font(visible_site(name, limit=limit))
+
+
+def _in_font(shown: str) -> str:
     glyphs = _glyphs()
-    shown = visible(text, limit=limit)
     return "".join(c if ord(c) in glyphs else f"\\u{{{ord(c):x}}}" for c in shown)
 
 

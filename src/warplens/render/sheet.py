@@ -26,6 +26,8 @@ _TITLE_IN: Final = 0.86
 _ROW_IN: Final = 0.225  # a line of the legend
 _CHARACTER_IN: Final = 0.074  # of the legend's font, on average
 LEGEND_ENTRIES: Final = 24
+_LABEL_IN: Final = 0.17  # from one label of an axis to the next, so that they do not touch
+_LABELS: Final = 22
 
 
 def sheet(
@@ -50,6 +52,12 @@ def sheet(
         box = (left_in / WIDTH_IN, top / total, (WIDTH_IN - left_in - right_in) / WIDTH_IN, height / total)
         axes.append(figure.add_axes(box))
     return figure, axes
+
+
+def label_step(rows: int, height_in: float) -> int:
+    """One row in how many gets a label beside axes of this height."""
+    most = max(min(_LABELS, int(height_in / _LABEL_IN)), 1)
+    return next((step for step in (1, 2, 4, 6, 8, 12, 16, 24, 32) if rows <= step * most), -(-rows // most))
 
 
 def write_titles(figure: Figure, title: str, facts: str, caption: str) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from warplens.errors import UsageError
 from warplens.render.colors import site_colors
-from warplens.render.escape import visible, visible_tree
+from warplens.render.escape import visible, visible_site, visible_tree
 from warplens.render.phases import LaunchGroup, launch_groups, phase_table, place_table
 from warplens.render.pick import nanoseconds, number_ranges, pick_launch, shape
 from warplens.render.stopped import last_sites, last_sites_table
@@ -205,7 +205,7 @@ class _PhaseTable:
     def _name(self, row: dict[str, Any]) -> Text:
         part = row["role"] is not None and row["warps"] == row["role"]
         mark = Text("  " if part else "▪ ", style=self.colors[row["site"]])
-        return mark.append(visible(row["name"], limit=48), style="dim" if part else "default")
+        return mark.append(visible_site(row["name"], limit=48), style="dim" if part else "default")
 
     def _columns(self) -> dict[str, _Column]:
         """All columns but the names, by the key of what they show, from left to right."""
@@ -244,7 +244,7 @@ def _places(table: pl.DataFrame, by: str) -> RenderableType:
     for row in table.head(PLACES_SHOWN).iter_rows(named=True):
         cells = ["?" if row[k] is None else f"{row[k]:,}" for k in numbers]
         cells += ["?" if row[f"{t}_ns"] is None else nanoseconds(row[f"{t}_ns"]) for t in times[by]]
-        top = ", ".join(f"{visible(t['name'], limit=32)} {100 * t['share']:.0f} %" for t in row["top"] or [])
+        top = ", ".join(f"{visible_site(t['name'], limit=32)} {100 * t['share']:.0f} %" for t in row["top"] or [])
         out.add_row(*(Text(c) for c in cells), Text(top))
     caption = "mean, p50 and max: block times. " if by != "block" else ""
     caption += "Slowest first" + (

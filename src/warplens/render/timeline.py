@@ -19,7 +19,7 @@ from rich.text import Text
 
 from warplens.decode.flags import SpanFlag
 from warplens.render.colors import ink_on, site_colors, site_letters
-from warplens.render.escape import visible
+from warplens.render.escape import visible, visible_site
 from warplens.render.pick import block_spans, block_title, last_cycle, median_of, per_site, pick_block, pick_launch
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class _Timeline:
             cycles, color = spans["duration_cycles"], self.colors[site]
             key = Text(f" {letter} ", style=Style(color=ink_on(color), bgcolor=color))
             instant = bool((spans["flags"] & int(SpanFlag.INSTANT) != 0).all())
-            name = Text(visible(self.sites["name"][site], limit=40))
+            name = Text(visible_site(self.sites["name"][site], limit=40))
             length = f"{median_of(cycles):,.0f} cycles" if not instant else f"{spans.height} instants"
             share = f"{100 * int(cycles.sum()) / total:.1f} %" if not instant else ""
             unseen = "" if site in seen or instant else "fills no cell"

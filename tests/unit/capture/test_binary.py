@@ -81,3 +81,13 @@ def test_doctor_says_whether_record_sees_a_program(tmp_path: Path) -> None:
     assert (found["cubins"], found["recordable"]) == (["sm_90"], False)
     path.write_text("no program", encoding="utf-8")
     assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).returncode == 3
+
+
+def test_doctor_asks_for_what_launches_a_cubin(tmp_path: Path) -> None:
+    program = elf({".text": b"nothing"})
+    path = tmp_path / "k.cubin"
+    path.write_bytes(program[:18] + struct.pack("<H", 190) + program[20:])
+    command = [sys.executable, "-m", "warplens", "doctor", "--binary", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert "is a cubin: name what launches it" in done.stderr

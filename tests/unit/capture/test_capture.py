@@ -179,12 +179,18 @@ def test_a_table_of_sites_says_how_many_arrivals_each_makes_or_nothing_as_older_
     assert modules.parse_sites("s", older) == {"name": "s", "hash": layout.sites_hash("s"), "sites": [site | {"id": 1}]}
 
 
-def test_without_the_bindings_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_bindings_the_error_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(name: str) -> Any:
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     driver.bindings.cache_clear()
+    monkeypatch.setattr(driver, "has_driver", lambda: False)
+    with pytest.raises(errors.DeviceError, match="no NVIDIA driver on this machine"):
+        driver.bindings()
+    monkeypatch.setattr(driver, "has_driver", lambda: True)
     with pytest.raises(errors.MissingDependencyError, match=r"pip install '\.\[cu13\]'"):
         driver.bindings()
     with pytest.raises(errors.MissingDependencyError, match=r"pip install '\.\[cu13\]'"):

@@ -97,6 +97,13 @@ def test_the_module_runs_as_the_command() -> None:
     assert "did you mean summary?" in done.stderr
 
 
+@pytest.mark.parametrize(("name", "meant"), [("diff", "plot BEFORE diff AFTER"), ("open", "report FILE --open")])
+def test_a_command_of_other_tools_names_the_one_that_does_it(name: str, meant: str) -> None:
+    result = run(name, "a.wlens", "b.wlens")
+    assert result.exit_code == 2
+    assert f"no command '{name}': did you mean `warplens {meant}`?" in result.stderr
+
+
 def test_no_arguments_print_help_and_end_with_usage() -> None:
     result = run()
     assert result.exit_code == 2
@@ -146,6 +153,14 @@ def test_show_is_as_wide_as_asked(good: Path) -> None:
 
 def test_show_ends_with_the_picture_of_the_same_block(good: Path) -> None:
     assert run("show", good, "--block", 3).stderr == f"next: warplens plot {good} warps --block 3\n"
+
+
+def test_the_last_picture_leads_to_the_page(good: Path, tmp_path: Path) -> None:
+    command = ["plot", str(good), "blocks"]
+    for _ in range(4):
+        assert command[0] == "plot"
+        command = run(*command, "-o", tmp_path / "a.png").stderr.split()[2:]
+    assert command == ["report", str(good)]
 
 
 @pytest.mark.parametrize("kind", ["blocks", "warps", "distributions", "sm"])

@@ -164,9 +164,25 @@ def test_what_a_block_of_the_program_recorded_is_told_and_is_no_failure(tmp_path
 def test_a_program_without_marks_runs_as_ever_and_leaves_nothing(script: str, code: int, tmp_path: Path) -> None:
     done = warplens(tmp_path, "record", "sh", "-c", script)
     assert done.returncode == code
-    assert "no launch was seen" in done.stderr
-    assert "try: warplens doctor --binary FILE" in done.stderr
+    assert "nothing was recorded" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "said", "tried"),
+    [
+        (True, "no launch was seen", "doctor --binary FILE,"),
+        (False, "no NVIDIA driver", "doctor,"),
+    ],
+)
+def test_where_no_launch_was_seen_it_says_whether_there_is_a_driver(
+    there: bool, said: str, tried: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("warplens.cli.record.has_driver", lambda: there)
+    _tell_what_ran([], Request())
+    told = capsys.readouterr().err
+    assert said in told
+    assert f"try: warplens {tried}" in told
 
 
 @pytest.mark.parametrize("option", ["--launch-skip=-1", "--launch-count=0", "--rounds=-1", "--every-block=0"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warplens.render.escape import visible, visible_lines, visible_tree
+from warplens.render.escape import visible, visible_lines, visible_site, visible_tree
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,25 @@ def test_messages_keep_their_lines_and_are_never_cut() -> None:
 
 def test_trees_are_escaped_in_keys_and_values() -> None:
     assert visible_tree({"a\x1b": ["b\x07", {"c": 1}, ("\u202e",)]}) == {"a\\x1b": ["b\\x07", {"c": 1}, ["\\u202e"]]}
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (60, "specialized_matmul.py:52 wait barrier 1 (3)"),
+        (30, "special…:52 wait barrier 1 (3)"),
+        (23, "…:52 wait barrier 1 (3)"),
+        (22, "…:52 wait barrier 1 (…"),
+    ],
+)
+def test_a_long_name_of_an_automatic_mark_loses_its_file_first(limit: int, shown: str) -> None:
+    assert visible_site("specialized_matmul.py:52 wait barrier 1 (3)", limit=limit) == shown
+
+
+@given(st.text() | st.from_regex(r"[a-z.]*:[0-9 a-z]*"), st.integers(2, 40))
+def test_a_site_of_any_name_keeps_within_the_limit(name: str, limit: int) -> None:
+    assert len(visible_site(name, limit=limit)) <= limit
+
+
+def test_a_site_whose_name_has_no_file_is_cut_at_its_end() -> None:
+    assert visible_site("warp 0 adds: partial sums", limit=12) == "warp 0 adds…"

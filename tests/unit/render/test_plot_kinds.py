@@ -206,6 +206,18 @@ def test_what_else_differs_stands_above() -> None:
     assert "also different" not in words(diff_figure(one, one, None))
 
 
+def test_times_beside_each_other_are_measured_alike() -> None:
+    trace = small()
+    text = words(diff_figure(trace, trace, None))
+    clean, traced = trace.manifest["kernels"][0]["clean_ns"], trace.manifest["kernels"][0]["traced_ns"]
+    assert f"clean {np.median(clean) / 1000:.2f} us, traced {np.median(traced) / 1000:.2f} us  →" in text
+    assert "first mark" not in text
+    unmeasured = [{**trace.manifest["kernels"][0], "clean_ns": None, "traced_ns": None}]
+    text = words(diff_figure(trace, replace(trace, manifest=trace.manifest | {"kernels": unmeasured}), None))
+    assert "→  grid" in text
+    assert "us from the first mark to the last" in text
+
+
 def test_of_very_many_pairs_the_largest_are_drawn() -> None:
     trace = phases(*((n, n * 100, n * 100 + n + 1) for n in range(50)), names="".join(chr(0x41 + n) for n in range(50)))
     assert f"the {50 - MAX_ROWS} rows with least time are left out" in words(diff_figure(trace, trace, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.unit.render import fake
 from warplens.errors import FileError, UsageError
 from warplens.render.colors import WAITS
 from warplens.render.plot_blocks import _lanes, blocks_figure, majority_segments
+from warplens.render.plot_sm import sm_figure
 from warplens.render.plot_warps import warps_figure
 from warplens.render.plots import KINDS, drawable, plot
 
@@ -88,6 +90,15 @@ def test_blocks_of_one_sm_share_a_lane_only_when_they_do_not_overlap() -> None:
     assert lane.tolist() == [0, 1, 2, 0]
     assert lanes == 3
     assert ticks == [(1.0, "5"), (2.5, "9")]
+
+
+@pytest.mark.parametrize("picture", [blocks_figure, lambda trace, launch: sm_figure(trace, launch, None)])
+def test_numbers_of_sms_do_not_touch_where_each_has_one_block(picture: Callable[..., Any]) -> None:
+    figure = picture(fake.rmsnorm(blocks=44, sms=44, warps=2, resident=1), None)
+    axes = figure.axes[1]
+    places = axes.transData.transform([(0, at) for at in axes.get_yticks()])[:, 1] / figure.dpi
+    assert (np.abs(np.diff(places)) >= 10 / 72).all()  # 10 pt high, 72 to an inch
+    assert len(places) >= 4
 
 
 def test_titles_name_kernel_device_shape_and_uncertainty() -> None:

@@ -3,7 +3,7 @@
  * In: events. Out: changes of the view; every control can be reached with the keyboard alone.
  */
 
-import { byId, element, isolated, swatch } from "./dom.js";
+import { byId, element, siteName, swatch } from "./dom.js";
 import { counted, rangesOf } from "./format.js";
 import { measured } from "./overlay.js";
 import { endedBy, fields, fillPanel } from "./panel.js";
@@ -148,7 +148,7 @@ export class Controls {
       byId("site-count").textContent = counted(model.size, "span");
     } else {
       const facts = model.facts.sites[site];
-      byId("site-name").replaceChildren(swatch(facts), isolated(facts.name, facts.name));
+      byId("site-name").replaceChildren(swatch(facts), siteName(facts.name));
       byId("site-count").textContent = counted(model.counts[site], "span");
     }
   }

@@ -37,6 +37,17 @@ export function isolated(name, title) {
 }
 
 /**
+ * A site's name. Where it begins with a file (`matmul.py:29 wait wgmma`) that is the part to be cut, for all of a
+ * kernel's sites share it.
+ * @param {string} name
+ */
+export function siteName(name) {
+  const [, file, rest] = /^([^:\s]+)(:\d.*)$/s.exec(name) ?? [];
+  if (!file) return isolated(name, name);
+  return element("bdi", null, { dir: "ltr", title: name, class: "at" }, [element("span", file), element("span", rest)]);
+}
+
+/**
  * A small square in a site's colour, striped for waits.
  * @param {{color: string, waits: boolean}} site
  */

@@ -3,7 +3,7 @@
  * In: a Model and a span. Out: elements; a row of the warp's table chooses another span.
  */
 
-import { byId, element, isolated, swatch } from "./dom.js";
+import { byId, element, isolated, siteName, swatch } from "./dom.js";
 import { counted, grouped, shortNs } from "./format.js";
 import { spreadOf } from "./steps.js";
 
@@ -227,7 +227,7 @@ function warp(model, span, choose) {
   body.replaceChildren();
   for (const i of shown) {
     const site = model.facts.sites[model.site[i]];
-    const button = element("button", null, { type: "button" }, [swatch(site), isolated(site.name)]);
+    const button = element("button", null, { type: "button" }, [swatch(site), siteName(site.name)]);
     const row = element("tr", null, i === span.index ? { "aria-current": "true" } : {}, [
       element("td", null, {}, [button]),
       element("td", grouped(model.cycles[i]), { class: "number" }),

@@ -3,7 +3,7 @@
  * In: facts. Out: elements, and calls when a row is chosen. Real tables: a screen reader reads what the eye sees.
  */
 
-import { byId, element, isolated, swatch } from "./dom.js";
+import { byId, element, isolated, siteName, swatch } from "./dom.js";
 import { counted, grouped } from "./format.js";
 
 const ORDER = ["BAD", "note", "ok"];
@@ -68,7 +68,8 @@ function phaseTable(facts, group, on) {
   for (const name of ["shown", "site", "kind", "warps", "count", "share"]) heads.append(element("th", name, { scope: "col" }));
   for (let unit = 0; unit < 2; unit++) for (const name of STATISTICS) heads.append(element("th", name, { scope: "col" }));
   const body = element("tbody", null);
-  for (const row of group.rows) body.append(phaseRow(facts, group, row, on));
+  const most = Math.max(...group.rows.map((/** @type {any} */ row) => row.share ?? 0));
+  for (const row of group.rows) body.append(phaseRow(facts, group, row, most, on));
   const launches = counted(group.launches.length, "launch").replace("launchs", "launches");
   const caption = element("caption", null, {}, [isolated(group.kernel, group.kernel), `  ${launches}`]);
   return element("table", null, { class: "phases" }, [caption, element("thead", null, {}, [units, heads]), body]);
@@ -89,9 +90,10 @@ export function warpsOf(group, label) {
  * @param {any} facts
  * @param {any} group
  * @param {any} row
+ * @param {number} most the largest share of the table, whose bar is as wide as the column
  * @param {PhaseActions} on
  */
-function phaseRow(facts, group, row, on) {
+function phaseRow(facts, group, row, most, on) {
   const site = facts.sites[row.site];
   const part = row.role !== null && row.role === row.warps;
   const made = element("tr", null, { "data-site": String(row.site), class: part ? "part" : "" });
@@ -103,7 +105,7 @@ function phaseRow(facts, group, row, on) {
     cell.append(box);
   }
   const button = element("button", null, { type: "button", "data-choose": String(row.site) });
-  button.append(...(part ? [] : [swatch(site)]), isolated(row.name, row.name));
+  button.append(...(part ? [] : [swatch(site)]), siteName(row.name));
   made.addEventListener("click", (event) => {
     if (!(event.target instanceof HTMLInputElement)) on.choose(row.site);
   });
@@ -120,7 +122,10 @@ function phaseRow(facts, group, row, on) {
   made.append(cell, element("th", null, { scope: "row" }, [button]), element("td", row.kind), warps);
   const whole = grouped(row.count - row.cut);
   made.append(element("td", row.cut ? `${whole}+${grouped(row.cut)}` : whole, { class: "number" }));
-  made.append(element("td", row.share === null ? "-" : `${(100 * row.share).toFixed(1)} %`, { class: "number" }));
+  const share = element("td", row.share === null ? "-" : `${(100 * row.share).toFixed(1)} %`, { class: "number share" });
+  share.style.setProperty("--site", site.color);
+  share.style.setProperty("--share", `${most ? (100 * (row.share ?? 0)) / most : 0}%`);
+  made.append(share);
   for (const unit of ["cycles", "ns"]) {
     for (const name of STATISTICS) {
       const value = row[`${name}_${unit}`];
@@ -174,7 +179,7 @@ export function fillAudit(facts, chosen) {
     const site = row.site === null ? null : facts.sites[row.site];
     const head = element("th", null, { scope: "row" });
     if (site) {
-      const button = element("button", null, { type: "button" }, [swatch(site), isolated(site.name, site.name)]);
+      const button = element("button", null, { type: "button" }, [swatch(site), siteName(site.name)]);
       button.addEventListener("click", () => chosen(row.site));
       head.append(button);
     } else head.textContent = "-"; // a mark without a site, such as the recorder's end
