@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from warplens.cli.browser import show
 from warplens.cli.exits import exit_of_trace
 from warplens.cli.output import console, finish, quoted
 from warplens.errors import FileError
@@ -55,6 +56,5 @@ def demo(output: Path, device: str, open_pictures: bool) -> int:
     click.echo()
     finish([recording, *pictures], f"warplens show {quoted(recording)}")
     if open_pictures:
-        for picture in pictures:
-            click.launch(str(picture))
+        show(*pictures)
     return exit_of_trace(trace)

@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 
+from warplens.cli.browser import show
 from warplens.cli.output import file_argument, finish, launch_option, number_list, open_trace, quoted
 from warplens.errors import UsageError
 
@@ -78,7 +79,7 @@ def _serve(path: Path) -> None:
         click.echo(f"serving {server.here}\nopening {server.url}", err=True)
         click.echo("the browser may ask whether the page may reach this device: allow it", err=True)
         click.echo("waiting until the page has fetched the file; Ctrl-C ends this", err=True)
-        click.launch(server.url)
+        show(server.url)
         try:
             server.serve_once()
         except KeyboardInterrupt:

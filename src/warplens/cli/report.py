@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from warplens.cli.browser import show
 from warplens.cli.output import file_argument, finish, launch_option, number_list, open_trace, quoted
 
 
@@ -56,4 +57,4 @@ def report(
         click.echo(written.sampled, err=True)
     finish([written.path], f"warplens summary {quoted(file)}")
     if open_page:
-        click.launch(str(written.path))
+        show(written.path)

@@ -400,7 +400,7 @@ def test_report_says_on_stderr_that_it_sampled(good: Path, tmp_path: Path) -> No
 
 
 def test_report_opens_the_page_when_asked(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[str] = []
-    monkeypatch.setattr(click, "launch", launched.append)
+    launched: list[Path] = []
+    monkeypatch.setattr("warplens.cli.report.show", launched.append)
     assert run("report", good, "-o", tmp_path / "x.html", "--open").exit_code == 0
-    assert launched == [str(tmp_path / "x.html")]
+    assert launched == [tmp_path / "x.html"]

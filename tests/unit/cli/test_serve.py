@@ -118,7 +118,7 @@ def test_the_command_opens_the_page_and_ends_when_it_has_the_file(file: Path, mo
         threads.append(threading.Thread(target=fetch))
         threads[0].start()
 
-    monkeypatch.setattr("click.launch", browse)
+    monkeypatch.setattr("warplens.cli.export.show", browse)
     result = CliRunner().invoke(main, ["export", str(file), "-t", "perfetto", "--open"])
     threads[0].join(5)
     assert result.exit_code == 0, result.stderr
@@ -135,7 +135,7 @@ def test_ctrl_c_ends_it_and_leaves_the_file(file: Path, monkeypatch: pytest.Monk
     def browse(_: str) -> None:
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
 
-    monkeypatch.setattr("click.launch", browse)
+    monkeypatch.setattr("warplens.cli.export.show", browse)
     result = CliRunner().invoke(main, ["export", str(file), "-t", "perfetto", "--open"])
     assert result.exit_code == 0
     assert result.stderr.endswith("stopped; the file was not fetched\n")
