@@ -156,12 +156,15 @@ def choose(
         for tried in tries.values():
             tried.suspect = True
     lines: list[str] = []
+    builds: dict[str, Built] = {}  # what is tried on fewer blocks is often what was tried before on as many
     while True:
         own = _made(text, tries, kernels, in_program) if any(tried.at for tried in tries.values()) else found
         if not any(kernel.site_set for kernel in own.kernels):
             lines += [f"{name}: {gets(tried.name)}" for name, tried in tries.items()]
             return Chosen(None, own.kernels, lines, clean)
-        build = _build(assemble, own.text)
+        if own.text not in builds:
+            builds[own.text] = _build(assemble, own.text)
+        build = builds[own.text]
         worse = {name: why for name, tried in tries.items() if (why := tried.worse(build, clean, name))}
         if not worse:
             break

@@ -59,7 +59,7 @@ def test_what_spills_is_tried_with_fewer_marks_and_each_try_is_told() -> None:
     fine = log(32) + log(20, name="other")
     spills = log(32) + log(20, 8, name="other")
     assembler = Assembler(fine, *[spills] * 10, fine)
-    found = choose(MODULE, Selection(), assembler)
+    found = choose(MODULE.replace("{ $turn:", "{ bar.sync 1; $turn:"), Selection(), assembler)
     assert found.lines == [
         "other: the marks asked for: 8 bytes spill",
         "other: the marks asked for, a recorder with fewer registers, 64 registers at most: 8 bytes spill",
@@ -92,13 +92,14 @@ def test_what_ptxas_says_without_a_name_is_laid_to_kernels_that_can_be_meant() -
     says = "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine ...\n"
     fine = log(32) + log(20, name="other")
     found = choose(SPECIALISED, Selection(), Assembler(fine, *[says + fine] * 3, fine))
-    assert found.lines == [
+    assert found.lines[:5] == [
         "one: the marks asked for: ptxas says C7508",
         "one: registers cannot be moved between roles: no other numbers are known to fit wherever these do",
         "one: the marks asked for, a recorder with fewer registers: ptxas says C7508",
         "one: the marks asked for, state in local memory: ptxas says C7508",
-        "one: it gets the marks asked for, on fewer blocks",
+        "one: the marks asked for, on fewer blocks: ptxas says C7508",
     ]
+    assert found.lines[-1] == "one: it gets begin and end"
     assert choose(SPECIALISED, Selection(), Assembler(says + fine)).lines == []  # the clean build has it too
     found = choose(MODULE, Selection(), Assembler(fine, says + fine, fine))  # nobody can be meant: it may be anyone
     assert {line.partition(":")[0] for line in found.lines} == {"one", "other"}
@@ -182,7 +183,21 @@ def test_for_as_many_blocks_on_an_sm_registers_are_limited_and_if_that_spills_th
     assembler = Assembler(log(32), log(40), log(32, 4), log(40))
     found = choose(MODULE, Selection(), assembler, kernels="one")
     assert found.lines[-1] == "one: it gets the marks asked for, on fewer blocks"
-    assert ".maxnreg" not in assembler.texts[-1]
+    assert found.text is not None
+    assert ".maxnreg" not in found.text
+
+
+def test_the_same_text_is_assembled_once() -> None:
+    """On fewer blocks it is the first one, and in a kernel without loops so are all marks outside of them."""
+    assembler = Assembler(log(32), *[log(40, 8)] * 20)
+    found = choose(MODULE, Selection(), assembler, kernels="one")
+    assert found.text is None
+    assert {line for line in found.lines if "fewer blocks" in line or "outside" in line} >= {
+        "one: the marks asked for, on fewer blocks: 8 bytes spill",
+        "one: marks outside of loops: 8 bytes spill",
+    }
+    assert len(found.lines) == 19
+    assert len(set(assembler.texts)) == len(assembler.texts) == 11
 
 
 def test_where_arithmetic_ahead_of_waits_takes_registers_it_is_left_in_place() -> None:
