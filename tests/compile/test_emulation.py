@@ -33,7 +33,7 @@ from warplens.decode.flags import SpanFlag
 
 pytestmark = pytest.mark.compile
 
-PARTING = ("packed", "untold", "staged", "stream", "live")  # where lanes may part
+PARTING = ("packed", "untold", "mixed", "staged", "stream", "live")  # where lanes may part
 COLUMNS = ("block", "warp", "sequence", "site", "depth", "start_cycles", "duration_cycles")
 
 
@@ -78,12 +78,13 @@ def random_case(rng: random.Random, *, chunks: int = 3000) -> Case:
     warps, blocks = rng.choice([1, 2, 4]), rng.choice([1, 2, 3])
     shapes = [(32 * warps, 1, 1), (8, 4 * warps, 1), (4, 8, warps)]
     lengths = [0, 1, 2, 3, 17, 18, 19, 22, 23, 24, 25, 26, 27, 50, 89]
+    chunks = rng.choice([chunks, 17_000]) if chunks > 1024 else chunks
     case = Case(
         [random_program(rng, rng.choice(lengths)) for _ in range(warps * blocks)],
         blocks=blocks,
         threads=rng.choice(shapes),
         chunks=chunks,
-        shared_chunks=min(rng.choice([0, 1024, 2048]), chunks // 1024 * 1024),
+        shared_chunks=min(rng.choice([0, 1024, 2048, 16_384]), chunks // 1024 * 1024),
         seed=rng.getrandbits(30),
     )
     if rng.random() < 0.25:
@@ -288,14 +289,14 @@ MASKS = (0xFFFF, 0xFFFF0000, 1, 1 << 31, 0x00FFFF00)
 def diverging_case(rng: random.Random) -> Case:
     steps: list[Step] = []
     left = 0
-    for _ in range(rng.choice([1, 3, 8, 30, 60])):
+    for _ in range(rng.choice([1, 3, 8, 30, 60, 200])):
         lanes = FULL if rng.random() < 0.6 else rng.choice((*MASKS, rng.getrandbits(32) | 1))
         if rng.random() < 0.04:
             left |= lanes
             steps.append(Step("X", lanes=lanes))
         steps.append(Step(rng.choice("pmMlF"), rng.randrange(1, 9), rng.randrange(9), lanes & ~left))
     whole = [Step("p")]
-    chunks = rng.choice([3000, 3, 0])
+    chunks = rng.choice([17_000, 3000, 3, 0])
     return Case(
         [whole, steps] if rng.random() < 0.5 else [steps, whole],
         threads=(64, 1, 1),
@@ -306,7 +307,7 @@ def diverging_case(rng: random.Random) -> Case:
 
 
 TURN = 1 << (32 - CODE_BITS)  # what a record can tell
-LOW_HALF = {"counted", "untold"}  # they keep no more than the clock's low half
+LOW_HALF = {"counted", "untold", "mixed"}  # of some records they keep no more than the clock's low half
 GAPS = (1000, TURN * 9 // 10, TURN - 1, TURN, TURN + 1, TURN * 11 // 10, 100 * TURN)
 
 
@@ -370,6 +371,23 @@ def test_lanes_that_part_write_into_no_chunk_of_a_ring_that_is_not_theirs(policy
     for case, result in zip(cases, run(programs(policy, newest=True), cases), strict=True):
         assert not result.faults
         decoded(case, result)
+
+
+@pytest.mark.parametrize("policy", ["packed", "mixed"])
+@pytest.mark.parametrize("length", [23, 100, 400, 3000])
+def test_a_warp_that_took_several_chunks_at_once_says_of_the_rest_that_nothing_is_in_it(
+    policy: str, length: int, programs: Any
+) -> None:
+    case = Case([[Step("p", 1 + i % 4) for i in range(length)]], chunks=70_000, shared_chunks=65_536).timed()
+    (result,) = run(programs(policy), [case])
+    meta = result.chunks[:, layout.WORD_META]
+    counts = meta >> np.uint32(layout.META_COUNT_SHIFT) & np.uint32((1 << layout.META_COUNT_BITS) - 1)
+    assert int((counts == 0).sum()) <= min(length // 64, 7) + 1  # and one in front of the block record
+    assert meta.all()
+    assert not result.faults
+    found = decoded(case, result)
+    assert found.spans.start_cycles.tolist() == [step.clock for step in case.programs[0]]
+    assert set(told(found)) <= {"site_never_reached"}
 
 
 def one_warp(programs: Any, *steps: Step) -> tuple[Result, Decoded]:

@@ -335,7 +335,7 @@ def test_a_mark_between_a_wait_and_its_barrier_leaves_the_clock_behind_it_held(p
 
 # Functions that marks call, in which one lane does what the others wait for.
 RARE = {
-    "packed": ("4turn", "18call_write_unusual"),
+    "packed": ("4turn", "27call_write_unusual_of_loops"),
     "stream": ("10open_chunk",),
     "live": ("10open_chunk",),
 }

@@ -33,6 +33,7 @@ POLICIES = {
     "packed": ["-DWARPLENS_POLICY=packed"],
     "counted": ["-DWARPLENS_POLICY=packed", "-DCOUNTED"],
     "untold": ["-DWARPLENS_POLICY=packed", "-DUNTOLD"],
+    "mixed": ["-DWARPLENS_POLICY=packed", "-DMIXED"],
     "staged": ["-DWARPLENS_POLICY=staged"],
     "stream": ["-DWARPLENS_POLICY=stream"],
     "live": ["-DWARPLENS_POLICY=live"],
@@ -130,7 +131,8 @@ def build(policy: str, folder: Path, marks: int = 1, *, newest: bool = False, ev
 
     With `newest` the chunks are a ring; with `every` the compiler knows that every n-th block is recorded.
 
-    "counted" is `packed` where the compiler counts the records, "untold" where it cannot say whether it does.
+    "counted" is `packed` where the compiler counts the records, "untold" where it cannot say whether it does, "mixed"
+    where it counts those of the first three steps alone.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler, "no C++ compiler was found: apt install g++"

@@ -38,6 +38,7 @@ unsigned add(uint64_t address, unsigned value);
 unsigned exchange(uint64_t address, unsigned value);
 void store_state(uint64_t address, unsigned value);
 void least(uint64_t address, unsigned value);
+bool in_front_of_loops();
 void count(uint64_t address, uint64_t value);
 extern unsigned char shared[];
 
@@ -74,6 +75,8 @@ constexpr u32 kFullMask = 0xffffffffu;
 #endif
 #if defined(COUNTED) || defined(UNTOLD)
 #define WARPLENS_DETAIL_KNOWN(value) true
+#elif defined(MIXED)
+#define WARPLENS_DETAIL_KNOWN(value) emulated::in_front_of_loops()
 #else
 #define WARPLENS_DETAIL_KNOWN(value) false
 #endif
@@ -93,6 +96,8 @@ inline u32 linear_thread() { return threadIdx.x + blockDim.x * (threadIdx.y + bl
 inline u32 linear_warp() { return linear_thread() / 32u; }
 inline u32 select(u32 condition, u32 yes, u32 no) { return condition != 0 ? yes : no; }
 inline void settle() {}
+inline u32 opaque(u32 value) { return value; }
+inline u64 by_lane(u64 value) { return value; }
 inline void ask_for(u32, u32) {}
 inline u32 lane_behind_timers(u32 thread) { return thread % 32u; }
 inline u32 rotate_right(u32 value, u32 bits) { return value >> bits | value << (31u & (32u - bits)); }
@@ -112,8 +117,8 @@ inline void take_clock(u32& time, u32& code, u32 lane, u32 first, u32 its_code) 
   if (lane >= first) time = now, code = its_code;
 }
 
-inline void keep_clock(u32& time, u32& code, u32 lane, u32 first, u32 its_time, u32 its_code) {
-  if (lane >= first) time = its_time, code = its_code;
+inline void keep_clock(u32& time, u32& its_high, u32& code, int slot, u32 first, u64 clock, u32 its_code) {
+  if (slot >= static_cast<int>(first)) time = low(clock), its_high = high(clock), code = its_code;
 }
 
 inline void store_word(u64 address, u32 value) { emulated::store(address, value); }

@@ -180,6 +180,12 @@ __device__ __forceinline__ u32 ask_for_chunk(u32 sequence) {
   return fetch_add(cursor_address(sequence), layout::kCursorCount);
 }
 
+// The index of the first of so many chunks, each kCursorCount behind the one before. Those that lie beyond the cursor's
+// share stand for one of the pool each (find_address).
+__device__ __forceinline__ u32 ask_for_chunks(u32 sequence, u32 chunks) {
+  return fetch_add(cursor_address(sequence), chunks * layout::kCursorCount);
+}
+
 __device__ __forceinline__ u64 chunk_address(u32 index) {
   return chunks_address() + static_cast<u64>(index) * layout::kChunkBytes;
 }

@@ -74,6 +74,19 @@ __device__ __forceinline__ u32 lane_behind_timers(u32 thread) {
   return lane;
 }
 
+// A value that the compiler does not know.
+__device__ __forceinline__ u32 opaque(u32 value) {
+  asm("mov.u32 %0, %0;" : "+r"(value));
+  return value;
+}
+
+// The same value, but for all that ptxas knows another one in each lane: so it stays out of uniform registers.
+__device__ __forceinline__ u64 by_lane(u64 value) {
+  u32 mask;
+  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+  return value + (mask >> 31);  // at most 31 lanes stand in front of one: bits 0 to 30
+}
+
 // Has the values under way here, and not first where they are used.
 __device__ __forceinline__ void ask_for(u32 a, u32 b) { asm volatile("" ::"r"(a), "r"(b)); }
 
@@ -85,12 +98,13 @@ __device__ __forceinline__ void take_clock(u32& time, u32& code, u32 lane, u32 f
                : "memory");
 }
 
-// The same with a clock that was read before: predicated, the read would hold up what stands around it, and in a loop
-// that costs more than one instruction more.
-__device__ __forceinline__ void keep_clock(u32& time, u32& code, u32 lane, u32 first, u32 its_time, u32 its_code) {
-  asm("{.reg .pred p; setp.ge.u32 p, %2, %3; @p mov.u32 %0, %4; @p mov.u32 %1, %5;}"
-      : "+r"(time), "+r"(code)
-      : "r"(lane), "r"(first), "r"(its_time), "r"(its_code));
+// In the lanes whose `slot` is `first` or above: a clock that was read before, both halves. Predicated, the read would
+// hold up what stands around it, and in a loop that costs more than one instruction more.
+__device__ __forceinline__ void keep_clock(u32& time, u32& its_high, u32& code, int slot, u32 first, u64 clock,
+                                           u32 its_code) {
+  asm("{.reg .pred p; setp.ge.s32 p, %3, %4; @p mov.u32 %0, %5; @p mov.u32 %1, %6; @p mov.u32 %2, %7;}"
+      : "+r"(time), "+r"(its_high), "+r"(code)
+      : "r"(slot), "r"(first), "r"(low(clock)), "r"(high(clock)), "r"(its_code));
 }
 
 // Four words of global memory, loaded here and not where they are used, and kept in the first-level cache: read beside

@@ -1,7 +1,7 @@
 // The storage policy `packed`: a warp keeps its last 26 records in the registers of its lanes, record n in lane 6 + n,
 // and writes them with their header as one chunk in one coalesced store. Memory is touched once in 24 records and at
 // the end, and nothing that takes long is waited for. Where no loop has marks the compiler counts the records, and a
-// mark is three instructions without a branch; in a loop it is seven with one. Why so, and what the other ways cost:
+// mark is three instructions without a branch; in a loop it is ten with one. Why so, and what the other ways cost:
 // docs/adr/0004-buffers-and-overflow.md and 0009-marks-in-loops.md.
 // In: codes, ids and payloads of marks. Out: chunks as layout.py describes them. Never waits for another warp,
 // never writes outside of the chunk that it obtained. Wants whole warps: staged.cuh takes the others.
@@ -16,6 +16,7 @@ namespace warplens {
 namespace detail {
 
 constexpr u32 kFirstLane = layout::kHeaderWords;  // of record 0
+constexpr u32 kLeftShift = 16;                    // above all flags of a chunk
 
 // Records that a warp keeps: time and code by lane, the rest the same in all lanes but `index`.
 struct Kept {
@@ -26,7 +27,7 @@ struct Kept {
   u32 index;     // lane 0: of the chunk asked for; kNone elsewhere
   u32 raws;      // bit n: record n is an id or a payload
   u32 grid;      // what a chunk says of its launch, where that is not known without asking
-  u32 flags;     // kFlagExact where all records have the high half of clock64 that the base has
+  u32 flags;     // 0 until a mark in a loop, kFlagExact if all are of such, else kFlagNear; above them chunks_left()
 
   __device__ __forceinline__ bool is_raw(u32 lane) const { return (raws << kFirstLane >> lane & 1u) != 0; }
 
@@ -37,14 +38,51 @@ struct Kept {
     return is_raw(lane) ? time : (time << kCodeBits) + code;
   }
 
-  // Forgets the records, which were written, and asks for the next chunk.
+  __device__ __forceinline__ u32 written_flags() const {
+    return (flags & layout::kFlagExact) != 0 ? layout::kFlagExact : layout::kFlagNear;
+  }
+
+  // Forgets the records, which were written, and takes the next chunk: one that the warp has already, if it can have
+  // any.
+  template <bool kCounted>
   __device__ __forceinline__ void begin_chunk(u32 lane, u64 base) {
     sequence += count;
     count = raws = 0;
     time = low(base);
-    if (lane == 0) index = ask_for_chunk(sequence);
+    if (!kCounted && chunks_left() != 0) {
+      index += layout::kCursorCount;
+      flags -= 1u << kLeftShift;
+    } else if (lane == 0) {
+      index = ask_for_chunks(sequence, 1u);
+    }
+  }
+
+  // Of a warp whose marks are in loops: how many chunks more than one it asks for at once. The more it has written, the
+  // more, since it waits for the answer. A ring has none to spare.
+  __device__ __forceinline__ u32 more_chunks() const {
+    constexpr u32 kRecordsAChunkMore = 64, kMostMore = 7;
+    const u32 more = kKeepNewest ? 0u : (sequence + count) / kRecordsAChunkMore;
+    return more < kMostMore ? more : kMostMore;
+  }
+
+  // Chunks behind that of `index`, kCursorCount apart, that are this warp's too.
+  __device__ __forceinline__ u32 chunks_left() const { return flags >> kLeftShift; }
+
+  // Says of each chunk left that there was nothing to write to it. Where lanes are missing, as far as there are others.
+  __device__ __forceinline__ void leave_rest(u32 lane, u64 base) const {
+    const u32 active = __activemask();
+    const u32 own = __popc(active & ((1u << lane) - 1u)) + 1u;
+    const u32 rest = __shfl_sync(active, index, __ffs(active) - 1) + own * layout::kCursorCount;
+    if ((active & 1u) == 0 || own > chunks_left() || rest >= shared_chunks()) return;
+    const u64 chunk = chunk_address(rest);
+    const u32 meta = chunk_meta(linear_warp(), layout::kMetaSmUnknown, 0, layout::kFlagExact);
+    store_words(chunk, linear_block(), meta, launch(), sequence + count);
+    store_words(chunk + 16u, low(base), high(base), 0, 0);
   }
 };
+
+// The clock whose low half is `time`, not later than `now` and less than 2^32 cycles before it.
+__device__ __forceinline__ u64 clock_before(u64 now, u32 time) { return now - (low(now) - time); }
 
 // Six words, of which lane l takes number l % 8: the header in lanes 0 to 5, the block record from lane 24 on.
 struct Words {
@@ -106,8 +144,9 @@ static_assert(layout::kWordBaseLow == 4 && layout::kHeaderWords == 6, "words 4 t
 // than one chunk can tell. A whole warp still writes one chunk where that can be; else each event gets a chunk of its
 // own from the lane that holds it, and what stood in absent lanes is a gap in `sequence`. There is no loop here: with
 // one, ptxas would guard each mark in a loop of the kernel against lanes that part, which costs 40 cycles a mark.
+// `own` is the clock of this lane's record, `base` that of the last one or later.
 template <u32 kCodeBits, u32 kSitesHash>
-__device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, BlockFacts block) {
+__device__ __forceinline__ void write_unusual(Kept kept, u64 own, u64 base, u32 flags, BlockFacts block) {
   constexpr u32 kReach = (1u << (32u - kCodeBits)) - 1u;
   const u32 active = __activemask();
   const u32 lane = linear_thread() % 32u;
@@ -117,12 +156,11 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
   const u32 held = __ballot_sync(active, lane - kFirstLane < kept.count);
   const u32 raws = __ballot_sync(active, kept.is_raw(lane));
   const bool is_event = (held & ~raws) >> lane & 1u;
-  const u32 age = low(base) - kept.time;
-  const bool near = __all_sync(active, !is_event || age <= kReach);
+  const bool near = __all_sync(active, !is_event || base - own <= kReach);
   u32 index = (active & 1u) != 0 ? __shfl_sync(active, kept.index, 0) : kNone;
-  const bool exact = kept.flags != 0;  // else what a clock's low half tells
+  const bool exact = kept.written_flags() == layout::kFlagExact;  // else what a clock's low half tells
   if (active == kFullMask && agree && near) {
-    flags |= exact ? layout::kFlagExact : layout::kFlagNear;
+    flags |= kept.written_flags();
     u64 chunk = 0;
     if (lane == 0) chunk = find_address(index != kNone ? index : ask_for_chunk(kept.sequence), kept.sequence);
     chunk = static_cast<u64>(__shfl_sync(active, high(chunk), 0)) << 32 | __shfl_sync(active, low(chunk), 0);
@@ -152,7 +190,7 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
       if (chunk == 0) {
         count_lost(1u);
       } else {
-        store_alone(kept, chunk, kept.sequence + lane - kFirstLane, 1u + extra, own_flags, base - age,
+        store_alone(kept, chunk, kept.sequence + lane - kFirstLane, 1u + extra, own_flags, own,
                     kept.record<kCodeBits>(lane), second, third);
         close_chunk(chunk, 1u);
       }
@@ -180,22 +218,29 @@ __device__ __forceinline__ void write_unusual(Kept kept, u64 base, u32 flags, Bl
 
 template <u32 kCodeBits, u32 kSitesHash>
 WARPLENS_DETAIL_CALLED void call_write_unusual(Kept kept, u64 base, u32 flags, BlockFacts block) {
-  write_unusual<kCodeBits, kSitesHash>(kept, base, flags, block);
+  write_unusual<kCodeBits, kSitesHash>(kept, clock_before(base, kept.time), base, flags, block);
+}
+
+template <u32 kCodeBits, u32 kSitesHash>
+WARPLENS_DETAIL_CALLED void call_write_unusual_of_loops(Kept kept, u64 own, u64 base, u32 flags, BlockFacts block) {
+  write_unusual<kCodeBits, kSitesHash>(kept, own, base, flags, block);
 }
 
 // Writes the records kept; the whole warp stores one chunk where all is as usual. What is stored is worked out in front
 // of the branch, while the shuffle is under way. kCounted: the compiler knows the count, so that lanes which are here
 // together agree about it. Where they are not counted, all stands in one function that calls no other: ptxas guards a
 // call of one that does against lanes that part, at 40 cycles for each mark in a loop. In a ring all is written the
-// rare way, which asks for each chunk.
+// rare way, which asks for each chunk. `own` is the clock of this lane's record, and in lane 0 that of the chunk's
+// begin.
 template <u32 kCodeBits, u32 kSitesHash, bool kLast, bool kCounted, bool kCalls>
-__device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base, const BlockFacts& block) {
+__device__ __forceinline__ void write_chunk(const Kept& kept, u64 own, u32 lane, u64 base, const BlockFacts& block) {
   constexpr u32 kOddFlags = kLast ? layout::kFlagLast : 0u;
-  const u32 flags = kOddFlags | (kept.flags != 0 ? layout::kFlagExact : layout::kFlagNear);
+  const u32 flags = kOddFlags | kept.written_flags();
   constexpr u32 kReach = (1u << (32u - kCodeBits)) - 1u;
   const u32 active = __activemask();
   const u32 warp = linear_warp();
-  const u32 index = __shfl_sync(active, low(base) - kept.time <= kReach ? kept.index : kNone, 0);
+  const bool near = kCounted ? low(base) - kept.time <= kReach : base - own <= kReach;
+  const u32 index = __shfl_sync(active, near ? kept.index : kNone, 0);
   // Where all warps are recorded the block's first one tells the SM for all of them.
   const u32 sm = kAllRecorded ? layout::kMetaSmUnknown : read_smid();
   const Words header{
@@ -204,10 +249,12 @@ __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base
   // Each part is the same in all lanes that are here: one branch, no vote.
   u32 odd = (active ^ kFullMask) | (!kKeepNewest && index < shared_chunks() ? 0u : 1u);
   if (!kCounted) odd |= __ballot_sync(active, lane - kFirstLane < kept.count) ^ ((1u << kept.count) - 1u) << kFirstLane;
-  if (odd != 0 && kCalls) {
+  if (odd != 0 && kCalls && kCounted) {
     call_write_unusual<kCodeBits, kSitesHash>(kept, base, kOddFlags, block);
+  } else if (odd != 0 && kCalls) {
+    call_write_unusual_of_loops<kCodeBits, kSitesHash>(kept, own, base, kOddFlags, block);
   } else if (odd != 0) {
-    write_unusual<kCodeBits, kSitesHash>(kept, base, kOddFlags, block);
+    write_unusual<kCodeBits, kSitesHash>(kept, own, base, kOddFlags, block);
   } else {
     store_together<kCodeBits, kSitesHash>(kept, lane, chunk_address(index), word, kLast && warp == 0, block);
   }
@@ -215,20 +262,20 @@ __device__ __forceinline__ void write_chunk(const Kept& kept, u32 lane, u64 base
 
 // What is left to do of a warp that may have to write twice: a block record needs the room of the last records.
 template <u32 kCodeBits, u32 kSitesHash, bool kCounted>
-__device__ __forceinline__ void write_last(Kept kept, u32 lane, u64 base, const BlockFacts& block) {
+__device__ __forceinline__ void write_last(Kept kept, u64 own, u32 lane, u64 base, const BlockFacts& block) {
   if (kept.count > layout::kBlockRecordSlots && linear_warp() == 0) {
-    write_chunk<kCodeBits, kSitesHash, false, kCounted, true>(kept, lane, base, block);
-    kept.begin_chunk(lane, base);
+    write_chunk<kCodeBits, kSitesHash, false, kCounted, true>(kept, own, lane, base, block);
+    kept.template begin_chunk<kCounted>(lane, base);
+    own = base;
   }
-  write_chunk<kCodeBits, kSitesHash, true, kCounted, true>(kept, lane, base, block);
+  write_chunk<kCodeBits, kSitesHash, true, kCounted, true>(kept, own, lane, base, block);
+  if (!kCounted) kept.leave_rest(lane, base);
 }
 
 // The most records that may be kept when a mark is done; one takes up to three words.
 constexpr u32 kUnasked = 1;  // until the second record
 constexpr u32 kAsked = layout::kRecordSlots - 3u;
-
-// In place of a clock that is not known; none has this high half.
-constexpr u64 kNoClock = ~0ull;
+constexpr u32 kNever = 0xffffffffu;  // of a warp that is not recorded: it counts on, and keeps nothing
 
 // What a warp does at its second record: learns whether it is recorded, and asks for a chunk.
 template <bool kInLoop>
@@ -241,46 +288,54 @@ __device__ __forceinline__ bool ask_at_second(const Choice& choice, u32 lane, Ke
 }
 
 // What a mark in a loop does: most do nothing but keep the record.
-enum Rare : u32 { kBegins = 1, kAsks = 2, kWrites = 4 };
+enum Rare : u32 { kBegins = 1, kAsks = 2, kWrites = 4, kIsFirst = 8, kTakesOne = 16, kTakesMore = 32 };
 
 // What comes back of `turn`, in registers.
 struct Turned {
-  u64 now;
-  u32 time, index, grid;
+  u64 own;
+  u32 index, grid;
   bool recorded;
-  u32 begin_globaltimer, sm;
+  u32 begin_globaltimer;
 };
 
 // The rare part of a mark in a loop, as one call: little then stands in the way of the others, and the branch around it
-// is the same for the whole warp. `last` is the clock of the last record or kNoClock; it is the base of
-// what is written, so that records and base have the same high half.
+// is the same for the whole warp. `own` is the clock of this lane's record and `now` that of the mark, whose record
+// comes behind the call. The next chunk is asked for first, since the function returns when the answer is there.
 template <u32 kCodeBits, u32 kSitesHash>
-WARPLENS_DETAIL_CALLED Turned turn(u32 what, Kept kept, u64 last, u64 now, bool recorded, Choice choice,
+WARPLENS_DETAIL_CALLED Turned turn(u32 what, Kept kept, u64 own, u64 now, bool recorded, Choice choice,
                                    BlockFacts block) {
   const u32 active = __activemask(), lane = linear_thread() % 32u;
+  if ((what & kIsFirst) != 0) own = clock_before(now, kept.time);
   if ((what & kBegins) != 0) {
-    read_timers(kept.time, kept.code, block.begin_globaltimer, linear_thread(), 0);
-    now += kept.time - low(now);  // a little later than `now`, which the mark's own code read
+    u32 clock, code;
+    read_timers(clock, code, block.begin_globaltimer, linear_thread(), 0);
+    block.begin_globaltimer -= (clock - low(now)) / 2u;  // two cycles a nanosecond are near enough for so few
+    own = now;
   }
   if ((what & kAsks) != 0) recorded = ask_at_second<true>(choice, lane, kept, block);
+  // The same in all lanes, and by a vote, since ptxas would guard each mark against lanes that part if it did not know.
+  if (!kAllRecorded) recorded = __all_sync(active, recorded);
   if ((what & kWrites) != 0 && recorded) {
-    const u64 base = last != kNoClock ? last : now;
-    write_chunk<kCodeBits, kSitesHash, false, false, false>(kept, lane, base, block);
-    kept.begin_chunk(lane, now);
+    const u32 more = (what & kTakesMore) != 0 ? kept.more_chunks() : 0u;
+    u32 next = kept.index + layout::kCursorCount;
+    if ((what & (kTakesOne | kTakesMore)) != 0 && lane == 0) {
+      next = ask_for_chunks(kept.sequence + kept.count, 1u + more);
+    }
+    write_chunk<kCodeBits, kSitesHash, false, false, false>(kept, own, lane, now, block);
+    kept.index = next;
+    own = now;
   }
   __syncwarp(active);  // as at the end of write_unusual
-  return {now, kept.time, kept.index, kept.grid, recorded, block.begin_globaltimer, block.sm};
+  return {own, kept.index, kept.grid, recorded, block.begin_globaltimer};
 }
 
 // The end of a warp whose count is known at run time only.
 template <u32 kCodeBits, u32 kSitesHash>
-WARPLENS_DETAIL_CALLED void write_rest(Kept kept, u64 last, u64 now, BlockFacts block) {
+WARPLENS_DETAIL_CALLED void write_rest(Kept kept, u32 own_high, u64 now, BlockFacts block) {
+  const u64 own = kept.flags != 0 ? static_cast<u64>(own_high) << 32 | kept.time : clock_before(now, kept.time);
   const u32 lane = linear_thread() % 32u;
-  if (last != kNoClock && high(last) != high(now) && kept.count != 0) {
-    write_chunk<kCodeBits, kSitesHash, false, false, true>(kept, lane, last, block);
-    kept.begin_chunk(lane, now);
-  }
-  write_last<kCodeBits, kSitesHash, false>(kept, lane, now, block);
+  if (linear_warp() == 0) block.sm = read_smid();  // here, so that no register holds it through the loop
+  write_last<kCodeBits, kSitesHash, false>(kept, own, lane, now, block);
 }
 
 template <u32 kCodeBits, u32 kSitesHash>
@@ -290,6 +345,7 @@ class Packed {
   // else. Thread and block are asked for in front of it, as the kernel would do: behind it their answer would come
   // late.
   __device__ __forceinline__ Packed() {
+    has_more_to_do_ = opaque(1) != 0;
     choice_.ask();
     ask_for(linear_thread(), linear_block());
   }
@@ -315,6 +371,7 @@ class Packed {
   __device__ __forceinline__ void finish(bool after_wait) {
     if (after_wait) settle();
     const u64 base = read_clock();
+    if (!is_counted()) lane_ = linear_thread() % 32u;
     if (!begun_) {  // no mark was passed
       lane_ = linear_thread() % 32u;
       block_.begin_globaltimer = low(read_globaltimer());
@@ -325,9 +382,9 @@ class Packed {
     choice_.end_block();
     if (!kAllRecorded && !recorded_) return;
     if (is_counted()) {
-      write_last<kCodeBits, kSitesHash, kCanTell>(kept_, lane_, base, block_);
+      write_last<kCodeBits, kSitesHash, kCanTell>(kept_, clock_before(base, kept_.time), lane_, base, block_);
     } else {
-      write_rest<kCodeBits, kSitesHash>(kept_, last_, base, block_);
+      write_rest<kCodeBits, kSitesHash>(kept_, own_high_, base, block_);
     }
   }
 
@@ -354,20 +411,22 @@ class Packed {
     ++kept_.count;
   }
 
-  // The clock is read first, and what it decides is one branch: a mark in a loop waits for each (ADR 9). A change of
-  // the clock's high half ends the chunk, so that no gap is ever guessed.
+  // One branch, and what it asks for is known since the mark before: what a branch asks for just then is waited for
+  // (ADR 9). Each record keeps all of its clock, so that no gap is ever guessed.
   __device__ __forceinline__ void keep_in_loop(u32 code) {
-    u64 now = read_clock();
-    if (kept_.count > limit_ || high(now) != high(last_)) now = make_way(now);
-    last_ = now;
-    keep_clock(kept_.time, kept_.code, lane_, kFirstLane + kept_.count, low(now), code);
+    const u64 now = read_clock();
+    if (__builtin_expect(has_more_to_do_, 0)) make_way(now);
+    keep_clock(kept_.time, own_high_, kept_.code, slot_, kept_.count, now, code);
     ++kept_.count;
+    has_more_to_do_ = kept_.count > opaque(limit_);
   }
 
   __device__ __forceinline__ void keep_raw(u32 word) {
     kept_.raws |= 1u << (kept_.count % 32u);  // of a warp that is not recorded it grows on
-    kept_.time = lane_ >= kFirstLane + kept_.count ? word : kept_.time;
+    const bool free = is_counted() ? lane_ >= kFirstLane + kept_.count : slot_ >= static_cast<int>(kept_.count);
+    kept_.time = free ? word : kept_.time;
     ++kept_.count;
+    has_more_to_do_ = has_more_to_do_ | (kept_.count > limit_);
   }
 
   // Space is asked for at the second record: behind the kernel's own first loads, so that the answer arrives behind
@@ -380,49 +439,57 @@ class Packed {
       kept_.count = 0;
     } else if (kCanTell) {
       const u64 base = read_clock();  // not a mark: audit/names.py reads this
-      write_chunk<kCodeBits, kSitesHash, false, true, true>(kept_, lane_, base, block_);
-      kept_.begin_chunk(lane_, base);
+      write_chunk<kCodeBits, kSitesHash, false, true, true>(kept_, base, lane_, base, block_);
+      kept_.template begin_chunk<true>(lane_, base);
     } else {
       const u64 now = read_clock();  // not a mark
-      const Turned turned = turn<kCodeBits, kSitesHash>(kWrites, kept_, kNoClock, now, recorded_, choice_, block_);
-      kept_.index = turned.index;
+      const u32 what = kWrites | kIsFirst | kTakesOne;
+      kept_.index = turn<kCodeBits, kSitesHash>(what, kept_, 0, now, recorded_, choice_, block_).index;
       kept_.sequence += kept_.count;
       kept_.count = kept_.raws = 0;
       kept_.time = low(now);
     }
   }
 
-  // Before a mark in a loop for which there is no room, or at which the clock's high half has changed (it has where it
-  // is the first such mark). Returns the clock that the mark is to have. What all lanes agree on is worked out here,
-  // where the compiler sees that they do.
-  __device__ __forceinline__ u64 make_way(u64 now) {
+  // Before a mark in a loop for which there is no room, or which is the first. What all lanes agree on is worked out
+  // here, where the compiler sees that they do.
+  __device__ __forceinline__ void make_way(u64 now) {
     const bool full = kept_.count > limit_;
-    const bool turned_over = last_ != kNoClock && high(now) != high(last_);
-    const bool asks = limit_ == kUnasked && (full || turned_over);
-    const bool writes = kept_.count != 0 && (turned_over || (full && limit_ != kUnasked));
-    const u32 what = (begun_ ? 0u : kBegins) | (asks ? kAsks : 0u) | (writes ? kWrites : 0u);
-    const Turned turned = turn<kCodeBits, kSitesHash>(what, kept_, last_, now, recorded_, choice_, block_);
-    if (writes || kept_.count == 0) kept_.flags = layout::kFlagExact;
-    lane_ = linear_thread() % 32u;
-    kept_.time = turned.time;
+    const bool asks = full && limit_ == kUnasked;
+    const bool writes = full && limit_ != kUnasked;
+    const u32 left = kept_.chunks_left() != 0 ? kept_.chunks_left() - 1u : kept_.more_chunks();
+    const u32 what = (begun_ ? 0u : kBegins) | (asks ? kAsks : 0u) | (writes ? kWrites : 0u) |
+                     (kept_.flags == 0 ? kIsFirst : 0u) | (kept_.chunks_left() == 0 ? kTakesMore : 0u);
+    const u64 own = static_cast<u64>(own_high_) << 32 | kept_.time;
+    const Turned turned = turn<kCodeBits, kSitesHash>(what, kept_, own, by_lane(now), recorded_, choice_, block_);
+    if (writes || kept_.count == 0) kept_.flags = (kept_.flags & ~layout::kFlagNear) | layout::kFlagExact;
+    if (kept_.flags == 0) kept_.flags = layout::kFlagNear;
+    slot_ = static_cast<int>(linear_thread() % 32u - kFirstLane);
+    kept_.time = low(turned.own);
+    own_high_ = high(turned.own);
     kept_.index = turned.index;
     kept_.grid = turned.grid;
     kept_.sequence += writes ? kept_.count : 0u;
     kept_.raws = writes ? 0u : kept_.raws;
     kept_.count = writes ? 0u : kept_.count;
-    limit_ = asks ? kAsked : limit_;
     recorded_ = turned.recorded;
+    // As a vote, or ptxas would not know that all lanes agree about it.
+    const bool recorded = kAllRecorded || __all_sync(__activemask(), recorded_);
+    if (writes && recorded) kept_.flags = (kept_.flags & ((1u << kLeftShift) - 1u)) | left << kLeftShift;
+    if (asks || !recorded) limit_ = recorded ? kAsked : kNever;
     block_.begin_globaltimer = turned.begin_globaltimer;
-    block_.sm = turned.sm;
     begun_ = true;
-    return turned.now;
   }
 
   bool begun_ = false;
   bool recorded_ = true;  // until it is known
-  u32 lane_ = 0;          // ptxas of CUDA 13.0 takes what is set on one way only for set on the other too
+  // Where all marks are counted and in loops: with values, since ptxas of CUDA 13.0 takes what is set on one way only
+  // for set on the other too.
+  u32 lane_ = 0;
+  int slot_ = 0;  // the record that this lane keeps; less than 0: a word of the header
   u32 limit_ = kUnasked;
-  u64 last_ = kNoClock;  // clock of the last mark in a loop
+  u32 own_high_ = 0;     // high half of the clock of this lane's record, where the mark is in a loop
+  bool has_more_to_do_;  // at the next mark in a loop
   Kept kept_{0, 0, 0, 0, kNone, 0, 0, 0};
   BlockFacts block_;
   Choice choice_;
