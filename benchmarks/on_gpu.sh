@@ -16,6 +16,7 @@ step python3 examples/rmsnorm/record.py --steps
 step python3 benchmarks/rmsnorm/run.py -o benchmarks/results/rmsnorm.json
 step python3 examples/rmsnorm/check.py --json benchmarks/results/rmsnorm_steps_float64.json
 step python3 benchmarks/rmsnorm_overhead/run.py -o benchmarks/results/rmsnorm_overhead.json
+step python3 benchmarks/marks_in_loops/run.py -o benchmarks/results/marks_in_loops.json
 step python3 benchmarks/matmul/run.py -o benchmarks/results/matmul.json
 step python3 benchmarks/stress.py -o benchmarks/results/stress.json
 step python3 benchmarks/corrections.py -o benchmarks/results/corrections.json

@@ -221,7 +221,7 @@ __device__ __forceinline__ u64 take_chunk(u32 ticket) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-  for (u32 tried = 1; tried < kTries; ++tried) {  // no loop is left of it: see write_unusual in packed.cuh
+  for (u32 tried = 1; tried < kTries; ++tried) {  // no loop is left of it: see write_unusual in kept.cuh
     if (held == layout::kStateOpen) {
       index = index + 1 < chunks ? index + 1 : 0;
       held = exchange(state_address(index), layout::kStateOpen);

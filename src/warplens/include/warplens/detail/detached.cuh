@@ -64,7 +64,7 @@ __device__ __forceinline__ void write_detached(u64 now, u32 record, u32 payload)
       }
     }
   }
-  __syncwarp(here);  // as at the end of write_unusual in packed.cuh
+  __syncwarp(here);  // as at the end of write_unusual in kept.cuh
 }
 
 template <u32 kCodeBits, bool kLive, bool kOn>

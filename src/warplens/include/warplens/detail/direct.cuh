@@ -49,7 +49,7 @@ __device__ __forceinline__ void leave_chunk(const Place& place, u32 events) {
 }
 
 // A chunk's header, by the lowest lane of those that are there. `events` stood in the chunk before. One function that
-// calls no other: see write_chunk in packed.cuh.
+// calls no other: see write_chunk in kept.cuh.
 template <u32 kCodeBits, bool kLive>
 WARPLENS_DETAIL_CALLED Place open_chunk(Place before, u64 now, u32 sequence, u32 events, Choice choice) {
   Place place = before;
@@ -81,7 +81,7 @@ WARPLENS_DETAIL_CALLED Place open_chunk(Place before, u64 now, u32 sequence, u32
       place.high = high(chunk);
     }
   }
-  __syncwarp(active);  // as at the end of write_unusual in packed.cuh
+  __syncwarp(active);  // as at the end of write_unusual in kept.cuh
   return place;
 }
 
