@@ -34,12 +34,14 @@ __device__ __forceinline__ bool ask_at_second(const Choice& choice, u32 lane, Ke
 // What a mark in a loop does: most do nothing but keep the record.
 enum Rare : u32 { kBegins = 1, kAsks = 2, kWrites = 4, kIsFirst = 8, kTakesOne = 16, kTakesMore = 32 };
 
+// In loops this lane's code, which no record needs, holds globaltimer at the block's begin.
+constexpr u32 kBeginLane = 0;
+
 // What comes back of `turn`, in registers.
 struct Turned {
   u64 own;
-  u32 index, grid;
+  u32 code, index, grid;
   bool recorded;
-  u32 begin_globaltimer;
 };
 
 // The rare part of a mark in a loop, as one call: little then stands in the way of the others, and the branch around it
@@ -56,6 +58,7 @@ WARPLENS_DETAIL_CALLED Turned turn(u32 what, Kept kept, u64 own, u64 now, bool r
     block.begin_globaltimer -= (clock - low(now)) / 2u;  // two cycles a nanosecond are near enough for so few
     own = now;
   }
+  if ((what & kIsFirst) != 0 && lane == kBeginLane) kept.code = block.begin_globaltimer;
   if ((what & kAsks) != 0) recorded = ask_at_second<true>(choice, lane, kept, block);
   // The same in all lanes, and by a vote, since ptxas would guard each mark against lanes that part if it did not know.
   if (!kAllRecorded) recorded = __all_sync(active, recorded);
@@ -70,7 +73,7 @@ WARPLENS_DETAIL_CALLED Turned turn(u32 what, Kept kept, u64 own, u64 now, bool r
     own = now;
   }
   __syncwarp(active);  // as at the end of write_unusual
-  return {own, kept.index, kept.grid, recorded, block.begin_globaltimer};
+  return {own, kept.code, kept.index, kept.grid, recorded};
 }
 
 // The end of a warp whose count is known at run time only.
@@ -78,7 +81,9 @@ template <u32 kCodeBits, u32 kSitesHash>
 WARPLENS_DETAIL_CALLED void write_rest(Kept kept, u32 own_high, u64 now, BlockFacts block) {
   const u64 own = kept.flags != 0 ? static_cast<u64>(own_high) << 32 | kept.time : clock_before(now, kept.time);
   const u32 lane = linear_thread() % 32u;
-  if (linear_warp() == 0) block.sm = read_smid();  // here, so that no register holds it through the loop
+  // No register holds these through the loop.
+  if (kept.flags != 0) block.begin_globaltimer = __shfl_sync(__activemask(), kept.code, kBeginLane);
+  if (linear_warp() == 0) block.sm = read_smid();
   write_last<kCodeBits, kSitesHash, false>(kept, own, lane, now, block);
 }
 
@@ -211,6 +216,7 @@ class Packed {
     slot_ = static_cast<int>(linear_thread() % 32u - kFirstLane);
     kept_.time = low(turned.own);
     own_high_ = high(turned.own);
+    kept_.code = turned.code;
     kept_.index = turned.index;
     kept_.grid = turned.grid;
     kept_.sequence += writes ? kept_.count : 0u;
@@ -221,7 +227,6 @@ class Packed {
     const bool recorded = kAllRecorded || __all_sync(__activemask(), recorded_);
     if (writes && recorded) kept_.flags = (kept_.flags & ((1u << kLeftShift) - 1u)) | left << kLeftShift;
     if (asks || !recorded) limit_ = recorded ? kAsked : kNever;
-    block_.begin_globaltimer = turned.begin_globaltimer;
     begun_ = true;
   }
 
