@@ -181,7 +181,9 @@ SITE_SEPARATOR: Final = "\x1e"
 FIELD_SEPARATOR: Final = "\x1f"
 TAIL_SEPARATOR: Final = "\x1d"
 MARKS_FILE: Final = "warplens.ptx"
-"""Where the line information of instrumented PTX has what marks are made of; the line is the code of the mark."""
+"""Where the line information of instrumented PTX has what marks are made of; the line is MARKS_LINES plus the mark's
+code: behind another file's line of the same number ptxas notes no change."""
+MARKS_LINES: Final = 1 << 23
 PTX_FILE: Final = "warplens.kernel.ptx"
 """Where it has what the compiler wrote, if that named no lines; the line is by how many lines it was moved down, modulo
 PTX_LINES."""

@@ -37,7 +37,7 @@ PARTED = {
     },
     "nvcc_sm_90a": {"guarded", "produced"},
     "nvcc_sm_100a": {"guarded"},
-    "nvrtc_sm_90a": {"pipelined", "produced"},
+    "nvrtc_sm_90a": {"produced"},
     "triton_3.9.0_marked_80": {"marked_matmul"},
     "triton_3.9.0_matmul_80": {"matmul"},
     "triton_3.9.0_attention_100": {"attention"},

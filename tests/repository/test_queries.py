@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from warplens.cli import main
 
-DEMO = "src/warplens/demo/rmsnorm_h200.wlens"
+DEMO = str(files("warplens") / "demo" / "rmsnorm_h200.wlens")
 RING = "recordings/rmsnorm_ring_4096x5120_h200.wlens"
 
 

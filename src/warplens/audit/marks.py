@@ -99,7 +99,7 @@ def find_marks(flow: Flow, sites: Sequence[dict[str, Any]], texts: Texts, ptx: P
 def _marks_in_ptx(code: Sequence[Instruction], reads: Sequence[int], sites: Sequence[dict[str, Any]]) -> Iterator[Mark]:
     """Marks of instrumented PTX: their lines are their codes."""
     for index in reads:
-        lines = [frame.line for frame in code[index].frames if _IN_PTX.search(frame.file)]
+        lines = [frame.line - layout.MARKS_LINES for frame in code[index].frames if _IN_PTX.search(frame.file)]
         found = decoded(lines[0], len(sites)) if lines else None
         if found is not None:
             site, verb = found

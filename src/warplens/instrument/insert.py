@@ -436,7 +436,7 @@ class Inserter:
         """Lines at a place in the text, named in the line information as those of the mark with this code."""
         if lines:
             behind = self._place(at) if self._places else own_place(self._flow.module)
-            lines = [f".loc {self._file} {code} 0", *lines, behind]
+            lines = [f".loc {self._file} {layout.MARKS_LINES + code} 0", *lines, behind]
         self.pieces.append((at, at, _lines(lines)))
 
     def _chain(self, at: int) -> list[str]:

@@ -6,13 +6,13 @@ no branch but where a chunk is full and a slab has none left: that stands behind
 predicated throughout, so that lanes that have parted can do it too (docs/adr/0012-instrumenting-ptx.md).
 
 State, in every lane: `%wl_lo`, `%wl_hi`: where the last record went, so that the next goes 4 bytes behind; the high
-half is 0 in lanes that write nothing, and the low seven bits are the same in all. `%wl_ep`: the epoch of the chunk's
-begin. `%wl_left`: the warp's number and its SM as in a header, and above those 16 bits the chunks left of the slab, all
-ones in a lane that would write and has no space. `%wl_seq`: sequence of the chunk's first record. `%wl_gt`:
-globaltimer at the begin, and in a lane without space the events that it had none for. `%wl_block`, `%wl_grid`: what
-headers say of the block; special registers, read when a chunk is full, would come behind all copies to shared memory
-that the warps have asked for. A kernel whose marks are each passed once (`straight`) has its records' places in the
-text, and of this state the first three: bit 31 of `%wl_lo` tells that there is no space.
+half is 0 in lanes that write nothing (`%wl_w` is false there), and the low seven bits are the same in all. `%wl_ep`:
+the epoch of the chunk's begin. `%wl_left`: the warp's number and its SM as in a header, and above those 16 bits the
+chunks left of the slab, all ones in a lane that would write and has no space. `%wl_seq`: sequence of the chunk's first
+record. `%wl_gt`: globaltimer at the begin, and in a lane without space the events that it had none for. `%wl_block`,
+`%wl_grid`: what headers say of the block; special registers, read when a chunk is full, would come behind all copies to
+shared memory that the warps have asked for. A kernel whose marks are each passed once (`straight`) has its records'
+places in the text, and of this state the first four: bit 31 of `%wl_lo` tells that there is no space.
 
 %tid is read at the begin alone: read again in a loop, it makes ptxas take what Triton derives from it out of uniform
 registers, and then each wgmma waits for two of them (seen in the machine code of a matmul, ptxas 12.9).
@@ -97,7 +97,7 @@ class Recorder:
             ".reg .b32 %wl_block, %wl_grid;",
             f".reg .b32 %wl_c<4>, %wl_k<{MOST_A_TURN}>, %wl_r<16>;",
             ".reg .b64 %wl_begin, %wl_now, %wl_end, %wl_control, %wl_cursor, %wl_ad, %wl_q<4>;",
-            ".reg .pred %wl_p<6>, %wl_w, %wl_full;",
+            ".reg .pred %wl_p<6>, %wl_w, %wl_g, %wl_full;",
         ]
 
     def begin(self) -> list[str]:
@@ -154,6 +154,7 @@ class Recorder:
             "mov.b64 {%wl_lo, %wl_hi}, %wl_ad;",
             "selp.b32 %wl_lo, %wl_lo, 0, %wl_p1;",
             "selp.b32 %wl_hi, %wl_hi, 0, %wl_p1;",
+            "setp.ne.u32 %wl_w, %wl_hi, 0;",
             f"add.u32 %wl_lo, %wl_lo, {EMPTY};",
             *lost,
             *self._epoch("%wl_begin", "%wl_ep"),
@@ -248,12 +249,9 @@ class Recorder:
 
     def put(self, own: int, at: int, guard: str = "") -> list[str]:
         """Stores a record `at` words behind the place."""
-        return [
-            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
-            "setp.ne.u32 %wl_w, %wl_hi, 0;",
-            *([f"and.pred %wl_w, %wl_w, {guard};"] if guard else []),
-            f"@%wl_w st.global.cs.u32 [%wl_ad+{4 * at + 4}], %wl_k{own};",
-        ]
+        writes, asks = ("%wl_g", [f"and.pred %wl_g, %wl_w, {guard};"]) if guard else ("%wl_w", [])
+        store = f"@{writes} st.global.cs.u32 [%wl_ad+{4 * at + 4}], %wl_k{own};"
+        return ["mov.b64 %wl_ad, {%wl_lo, %wl_hi};", *asks, store]
 
     def group(self, at: int, *, waits: bool = False, behind: bool = False) -> list[str]:
         """Stores a straight kernel's record `at`, with the one before it where it is `behind` one that `waits`."""
@@ -261,7 +259,6 @@ class Recorder:
             return [] if waits else self.put(self.register_of(at), at)
         return [
             "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
-            "setp.ne.u32 %wl_w, %wl_hi, 0;",
             f"@%wl_w st.global.cs.v{_GROUP}.u32 [%wl_ad+{4 * (at - _GROUP + 1) + 4}], {{%wl_k0, %wl_k1}};",
         ]
 
@@ -349,6 +346,7 @@ class Recorder:
             "mov.b64 {%wl_lo, %wl_hi}, %wl_q2;",
             f"selp.b32 %wl_lo, %wl_lo, 0, {predicate};",
             f"selp.b32 %wl_hi, %wl_hi, 0, {predicate};",
+            "setp.ne.u32 %wl_w, %wl_hi, 0;",
             f"add.u32 %wl_lo, %wl_lo, {EMPTY};",
             "mov.u32 %wl_ep, %wl_e;",
             f"bra.uni {back};",

@@ -44,6 +44,10 @@ class StoredRecorder(FrugalRecorder):
         """With the place that it needs."""
         return [*self._slot(), *self._place(), *super().pin(values)]
 
+    def put(self, own: int, at: int, guard: str = "") -> list[str]:
+        """Asks first whether this lane writes."""
+        return ["setp.ne.u32 %wl_w, %wl_hi, 0;", *super().put(own, at, guard)]
+
     def advance(self, marks: int, guard: str = "") -> list[str]:
         """And keeps it."""
         return [*super().advance(marks, guard), *self._keep_place()]

@@ -21,7 +21,7 @@ EXIT = Ins("EXIT", places=((layout.PTX_FILE, 9),), ptx_line=29)
 
 
 def marks(code: int) -> tuple[tuple[str, int], ...]:
-    return ((layout.MARKS_FILE, code),)
+    return ((layout.MARKS_FILE, layout.MARKS_LINES + code),)
 
 
 def clock(site: int, verb: Verb, wait: Sequence[int] = ()) -> Ins:

@@ -43,6 +43,7 @@ constexpr unsigned kCodeVerbShift = 2u;
 constexpr unsigned kCodeVerbBits = 3u;
 constexpr unsigned kCodeSiteShift = 5u;
 constexpr unsigned kMaxSites = 1023u;
+constexpr unsigned kMarksLines = 8388608u;
 constexpr unsigned kPtxLines = 16777216u;
 constexpr unsigned kLocalStateBytes = 32u;
 constexpr unsigned kControlChoice = 0u;
