@@ -14,6 +14,13 @@ __device__ __forceinline__ void keep(u32& kept, u32 lane, u32 first, u32 word) {
   asm("{.reg .pred p; setp.ge.s32 p, %1, %2; @p mov.u32 %0, %3;}" : "+r"(kept) : "r"(lane), "r"(first), "r"(word));
 }
 
+// A value that the compiler does not know: for it a question at the loop's begin is a compare too, and stays a
+// predicate.
+__device__ __forceinline__ u32 opaque(u32 value) {
+  asm("mov.u32 %0, %0;" : "+r"(value));
+  return value;
+}
+
 extern "C" __device__ __noinline__ void flush(u32 word, u64 address) {
   asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
 }
@@ -23,6 +30,7 @@ extern "C" __global__ void run(long long* cycles, float* sums, int turns, float 
   const u64 address = reinterpret_cast<u64>(records + warp * 64u + lane);
   const u64 own = reinterpret_cast<u64>(records + warp * 64u);
   u32 kept = 0, count = 0;
+  bool full = opaque(0) != 0;
   float sum = threadIdx.x;
   __syncthreads();
   const long long begin = clock64();
@@ -53,11 +61,15 @@ extern "C" __global__ void run(long long* cycles, float* sums, int turns, float 
 #elif FORM == 6  // nothing is stored, but there is a branch that is never taken
     keep(kept, lane, count, word);
     if (++count == 99999999u) __trap();
+#elif FORM == 7  // ... and what it asks is known a turn ahead
+    if (full) __trap();
+    keep(kept, lane, count, word);
+    full = ++count == opaque(99999999u);
 #endif
 #pragma unroll
     for (int j = 0; j < 64; ++j) asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(sum) : "f"(factor));
   }
   const long long end = clock64();
   if (lane == 0) cycles[warp] = end - begin;
-  sums[blockIdx.x * blockDim.x + threadIdx.x] = sum + kept + count;
+  sums[blockIdx.x * blockDim.x + threadIdx.x] = sum + kept + count + (full ? 1.0f : 0.0f);
 }

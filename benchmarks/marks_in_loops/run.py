@@ -61,6 +61,7 @@ FORMS = (
     "kept in lanes, stored each 24 without a branch",
     "kept in lanes, stored each 24 by a call behind a branch",
     "kept in lanes, and a branch that is never taken",
+    "kept in lanes, and a branch that is never taken and known a turn ahead",
 )
 TURNS = 256
 LAUNCHES = 15
