@@ -30,6 +30,8 @@ from warplens import layout
 from warplens.decode import Decoded
 from warplens.decode.corrections import measure
 from warplens.decode.flags import SpanFlag
+from warplens.decode.last import last_events
+from warplens.decode.streams import is_spare
 
 pytestmark = pytest.mark.compile
 
@@ -388,6 +390,56 @@ def test_a_warp_that_took_several_chunks_at_once_says_of_the_rest_that_nothing_i
     found = decoded(case, result)
     assert found.spans.start_cycles.tolist() == [step.clock for step in case.programs[0]]
     assert set(told(found)) <= {"site_never_reached"}
+
+
+def long_warps(**more: Any) -> Case:
+    """Two blocks of two warps that leave chunks over."""
+    programs = [[Step("p", 1 + i % 4) for i in range(300)] for _ in range(4)]
+    return Case(programs, blocks=2, threads=(64, 1, 1), chunks=70_000, shared_chunks=65_536, **more).timed()
+
+
+def test_chunks_left_over_stand_behind_no_warps_end(programs: Any) -> None:
+    case = long_warps()
+    (result,) = run(programs("packed"), [case])
+    spare = is_spare(result.chunks[:, layout.WORD_META])
+    assert spare.sum() >= 4
+    assert last_events(result.chunks, CODE_BITS) == ([], 4)
+    case = long_warps(warp_mask=2)
+    (result,) = run(programs("packed"), [case])
+    found = decoded(case, result)
+    assert "sm_changed" not in told(found)
+    assert np.asarray(found.blocks["sm_end"]).tolist() == [0, 1]
+
+
+def test_corrections_are_measured_of_warps_that_left_chunks_over(programs: Any) -> None:
+    case = long_warps()
+    (result,) = run(programs("packed"), [case])
+    assert int(measure(result.chunks, facts(case), copies=1).count.sum()) == 4 * 301
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        # lanes that wrote without lane 0 count chunks that it never took
+        ([*[Step("p", 1)] * 3, *[Step("p", 2, lanes=FULL & ~1)] * 168, Step("p", 3)], "partial_warp"),
+        # a lane of the header counts otherwise
+        ([*[Step("p", 1)] * 3, Step("p", 2, lanes=1)], "gap"),
+    ],
+)
+def test_lanes_that_count_otherwise_write_over_no_event(steps: list[Step], kept: str, programs: Any) -> None:
+    case = Case([steps], chunks=70_000, shared_chunks=65_536).timed()
+    (result,) = run(programs("packed"), [case])
+    assert not result.faults
+    found = told(decoded(case, result))
+    assert found[kept] >= (168 if kept == "partial_warp" else 1)
+    assert found.get("gap", 0) == (1 if kept == "gap" else 0)
+
+
+def test_of_few_lanes_left_no_chunk_is_told_as_unwritten_but_the_last(programs: Any) -> None:
+    steps = [*[Step("p", 1)] * 500, Step("X", lanes=FULL & ~1)]
+    case = Case([steps], chunks=70_000, shared_chunks=65_536).timed()
+    (result,) = run(programs("packed"), [case])
+    assert told(decoded(case, result)).get("unwritten_chunk", 0) <= 1
 
 
 def one_warp(programs: Any, *steps: Step) -> tuple[Result, Decoded]:

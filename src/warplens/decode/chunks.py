@@ -218,6 +218,7 @@ def _check_member(
         launch[~good] = -1
     elif not marked.all():
         launch[~marked] = -1
+    launch[streams.is_spare(meta)] = -1
     return launch
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from warplens import layout
 from warplens.decode.arrays import U32
 from warplens.decode.manifest import MAX_RESIDENT_WARPS
-from warplens.decode.streams import is_detached, is_stream
+from warplens.decode.streams import is_detached, is_spare, is_stream
 from warplens.layout import ChunkFlag, Control
 
 RECORDS: Final = "records"
@@ -64,7 +64,8 @@ def last_events(chunks: U32, code_bits: int) -> tuple[list[list[int]], int]:
 def _newest(chunks: U32) -> U32:
     """Of each warp the last two chunks that are none of detached events: in the last one no record may be there yet."""
     meta = chunks[:, layout.WORD_META]
-    own = np.flatnonzero((meta >> np.uint32(layout.META_MARKER_SHIFT) == layout.META_MARKER) & ~is_detached(meta))
+    marked = meta >> np.uint32(layout.META_MARKER_SHIFT) == layout.META_MARKER
+    own = np.flatnonzero(marked & ~is_detached(meta) & ~is_spare(meta))
     warp = meta[own].astype(np.int64) & _WARP_MASK
     key = chunks[own, layout.WORD_BLOCK].astype(np.int64) << layout.META_WARP_BITS | warp
     order = np.lexsort((chunks[own, layout.WORD_SEQUENCE], key))

@@ -22,6 +22,13 @@ _EXACT: Final = np.uint32(int(ChunkFlag.EXACT) << layout.META_FLAGS_SHIFT)
 _DETACHED: Final = np.uint32(layout.DETACHED_FLAGS << layout.META_FLAGS_SHIFT)
 _COUNTS: Final = np.uint32(((1 << layout.META_COUNT_BITS) - 1) << layout.META_COUNT_SHIFT)
 _BLOCK_RECORD: Final = np.uint32(int(ChunkFlag.BLOCK_RECORD) << layout.META_FLAGS_SHIFT)
+_SPARE: Final = np.uint32(layout.META_SM_UNKNOWN << layout.META_SM_SHIFT) | _EXACT
+_SPARE_MASK: Final = np.uint32((1 << layout.META_MARKER_SHIFT) - (1 << layout.META_WARP_BITS))
+
+
+def is_spare(meta: U32) -> Bool:
+    """Which chunks their warp took with others and had nothing to write to, by word 1 of each: no count, no SM."""
+    return np.asarray((meta & _SPARE_MASK) == _SPARE)
 
 
 def is_stream(meta: U32) -> Bool:

@@ -66,16 +66,21 @@ struct Kept {
   // Chunks behind that of `index`, kCursorCount apart, that are this warp's too.
   __device__ __forceinline__ u32 chunks_left() const { return flags >> kLeftShift; }
 
-  // Says of each chunk left that there was nothing to write to it. Where lanes are missing, as far as there are others.
+  // Says of each chunk left that there was nothing to write to it: by a header without records and without an SM. What
+  // is left is lane 0's to say, which takes the chunks: without it they stay as they are.
   __device__ __forceinline__ void leave_rest(u32 lane, u64 base) const {
     const u32 active = __activemask();
-    const u32 own = __popc(active & ((1u << lane) - 1u)) + 1u;
-    const u32 rest = __shfl_sync(active, index, __ffs(active) - 1) + own * layout::kCursorCount;
-    if ((active & 1u) == 0 || own > chunks_left() || rest >= shared_chunks()) return;
-    const u64 chunk = chunk_address(rest);
+    const u32 leader = __ffs(active) - 1;
+    const u32 first = __shfl_sync(active, index, leader), left = __shfl_sync(active, chunks_left(), leader);
     const u32 meta = chunk_meta(linear_warp(), layout::kMetaSmUnknown, 0, layout::kFlagExact);
-    store_words(chunk, linear_block(), meta, launch(), sequence + count);
-    store_words(chunk + 16u, low(base), high(base), 0, 0);
+    if ((active & 1u) == 0) return;
+    for (u32 own = __popc(active & ((1u << lane) - 1u)) + 1u; own <= left; own += __popc(active)) {
+      const u32 rest = first + own * layout::kCursorCount;
+      if (rest >= shared_chunks()) return;
+      const u64 chunk = chunk_address(rest);
+      store_words(chunk, linear_block(), meta, launch(), sequence + count);
+      store_words(chunk + 16u, low(base), high(base), 0, 0);
+    }
   }
 };
 
@@ -244,9 +249,13 @@ __device__ __forceinline__ void write_chunk(const Kept& kept, u64 own, u32 lane,
   const Words header{
       {linear_block(), chunk_meta(warp, sm, kept.count, flags), kept.launch(), kept.sequence, low(base), high(base)}};
   const u32 word = select(lane < kFirstLane, header.of(lane), kept.record<kCodeBits>(lane));
-  // Each part is the same in all lanes that are here: one branch, no vote.
+  // Each part is the same in all lanes that are here. Where they are not counted that takes a vote: a lane of the
+  // header that counts otherwise changes nobody's mask but its own.
   u32 odd = (active ^ kFullMask) | (!kKeepNewest && index < shared_chunks() ? 0u : 1u);
-  if (!kCounted) odd |= __ballot_sync(active, lane - kFirstLane < kept.count) ^ ((1u << kept.count) - 1u) << kFirstLane;
+  if (!kCounted) {
+    const u32 held = __ballot_sync(active, lane - kFirstLane < kept.count);
+    odd |= __all_sync(active, held == ((1u << kept.count) - 1u) << kFirstLane) ? 0u : 1u;
+  }
   if (odd != 0 && kCalls && kCounted) {
     call_write_unusual<kCodeBits, kSitesHash>(kept, base, kOddFlags, block);
   } else if (odd != 0 && kCalls) {
