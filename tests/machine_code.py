@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 
 from warplens.audit import COLUMNS, pick_section, read_sass
-from warplens.audit.sass import Section
+from warplens.audit.sass import Instruction, Section
 from warplens.capture import audited as audited_builds
 from warplens.capture.compile import Compiled
 from warplens.capture.modules import read_site_sets
@@ -123,3 +123,23 @@ def resources(cubin: bytes, symbol: str, tmp_path: Path) -> dict[str, int]:
     text = subprocess.run([tool("cuobjdump"), "-res-usage", path], capture_output=True, text=True, check=True).stdout
     line = text[text.index(f"Function {symbol}:") :].splitlines()[1]
     return {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", line)}
+
+
+def usual_turn(kernel: Section, opcode: str) -> list[Instruction]:
+    """The instructions of a turn of the smallest loop around all of this opcode, each branch over other code taken."""
+    code = kernel.code
+    at_work = [at for at, instruction in enumerate(code) if instruction.name == opcode]
+    jumps = [(kernel.labels[label], at) for at, own in enumerate(code) if own.name == "BRA" for label in own.targets]
+    around = [(end - at, at, end) for at, end in jumps if at <= at_work[0] and end >= at_work[-1]]
+    _, at, end = min(around)
+    turn = []
+    while at <= end:
+        turn.append(code[at])
+        ahead = [kernel.labels[label] for label in code[at].targets if at < kernel.labels[label] <= end]
+        at = ahead[0] if code[at].name == "BRA" and ahead else at + 1
+    return turn
+
+
+def issue_cycles(turn: list[Instruction]) -> int:
+    """Cycles that a warp which is alone takes to issue them, if nothing is waited for by a scoreboard."""
+    return sum(instruction.control.stall for instruction in turn)

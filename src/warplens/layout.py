@@ -24,6 +24,9 @@ between the base_cycles of the warp's chunk before it (for the first: of the lau
 its own: where that is less than 2^(32 - code_bits) cycles every time is exact, else the decoder says that it cannot
 tell. No wrap is guessed.
 
+A warp that took more chunks than it needed leaves in each of the rest a header of count 0 without an SM, with the flag
+EXACT alone: it says that nothing is missing there, and is passed over.
+
 A **detached** event has a chunk of its own, written at once by one lane in any control flow. Its flags field is
 DETACHED_FLAGS, which no other chunk has, and its sequence DETACHED_SEQUENCE: it is none of the warp's own count.
 base_cycles is the clock of the event. Its record is that of a MARK with an id, the mask of the lanes that were there,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine_code import sections
-from warplens.audit.sass import Instruction, Section
+from tests.machine_code import issue_cycles, sections, usual_turn
+from warplens.audit.sass import Instruction
 from warplens.capture.compile import compile_cubin
 
 pytestmark = pytest.mark.compile
@@ -23,31 +23,13 @@ BUILDS = {
 }
 
 
-def usual_turn(kernel: Section) -> list[Instruction]:
-    """The instructions of a turn of the loop of FMAs in which each branch over other code is taken."""
-    code = kernel.code
-    last = max(at for at, instruction in enumerate(code) if instruction.name == "FFMA")
-    end = next(at for at in range(last, len(code)) if code[at].name == "BRA")
-    turn, at = [], kernel.labels[code[end].targets[0]]
-    while at <= end:
-        turn.append(code[at])
-        ahead = [kernel.labels[label] for label in code[at].targets if at < kernel.labels[label] <= end]
-        at = ahead[0] if code[at].name == "BRA" and ahead else at + 1
-    return turn
-
-
-def cycles(turn: list[Instruction]) -> int:
-    """Cycles that a warp which is alone takes to issue them, if nothing is waited for by a scoreboard."""
-    return sum(instruction.control.stall for instruction in turn)
-
-
 def turns(arch: str, options: list[str]) -> tuple[list[Instruction], list[Instruction]]:
     """Of the clean loop and of the one with a mark."""
     common = ["-DWARPLENS_1D", "-DWARPLENS_NO_CLUSTER", "-DWARPLENS_LOOPS", *options]
     found = []
     for name in ("run<false>", "run<true>"):
         compiled = compile_cubin(LOOP, [name], arch=arch, options=common, filename="loop.cu")
-        found.append(usual_turn(next(s for s in sections(compiled.cubin) if s.name == compiled.names[name])))
+        found.append(usual_turn(next(s for s in sections(compiled.cubin) if s.name == compiled.names[name]), "FFMA"))
     return found[0], found[1]
 
 
@@ -65,4 +47,4 @@ def test_a_mark_in_a_loop_waits_for_nothing_that_it_asks(arch: str, build: str) 
         assert not {"BSSY", "BSYNC", "WARPSYNC", "YIELD"} & set(names)
     assert not {"R2UR", "VOTE"} & set(names)  # a uniform register takes 14 cycles to fill
     assert len(marked) - len(clean) <= 12
-    assert cycles(marked) - cycles(clean) <= 24
+    assert issue_cycles(marked) - issue_cycles(clean) <= 24

@@ -174,17 +174,14 @@ static_assert(layout::kCursorCount * layout::kCursorStride <= layout::kControlAl
               "an offset of a cursor fits below the control block's alignment");
 static_assert(layout::kCursorCount == 1u << (32 - 22), "what is left of a sequence's hash names a cursor");
 
-// Asks for a chunk without waiting for the answer: its index, or in rings a ticket. Call it in one lane. `sequence` is
-// that of the chunk's first record.
-__device__ __forceinline__ u32 ask_for_chunk(u32 sequence) {
-  return fetch_add(cursor_address(sequence), layout::kCursorCount);
-}
-
-// The index of the first of so many chunks, each kCursorCount behind the one before. Those that lie beyond the cursor's
-// share stand for one of the pool each (find_address).
+// Asks for so many chunks without waiting for the answer: the index of the first, or in rings a ticket. Call it in one
+// lane. `sequence` is that of the first one's first record. Each further one lies kCursorCount behind the one before;
+// those beyond the cursor's share stand for one of the pool each (find_address).
 __device__ __forceinline__ u32 ask_for_chunks(u32 sequence, u32 chunks) {
   return fetch_add(cursor_address(sequence), chunks * layout::kCursorCount);
 }
+
+__device__ __forceinline__ u32 ask_for_chunk(u32 sequence) { return ask_for_chunks(sequence, 1u); }
 
 __device__ __forceinline__ u64 chunk_address(u32 index) {
   return chunks_address() + static_cast<u64>(index) * layout::kChunkBytes;

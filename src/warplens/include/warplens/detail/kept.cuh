@@ -51,7 +51,7 @@ struct Kept {
       index += layout::kCursorCount;
       flags -= 1u << kLeftShift;
     } else if (lane == 0) {
-      index = ask_for_chunks(sequence, 1u);
+      index = ask_for_chunk(sequence);
     }
   }
 

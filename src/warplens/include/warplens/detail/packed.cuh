@@ -164,7 +164,7 @@ class Packed {
   // (ADR 9). Each record keeps all of its clock, so that no gap is ever guessed.
   __device__ __forceinline__ void keep_in_loop(u32 code) {
     const u64 now = read_clock();
-    if (__builtin_expect(has_more_to_do_, 0)) make_way(now);
+    if (has_more_to_do_) make_way(now);
     keep_clock(kept_.time, own_high_, kept_.code, slot_, kept_.count, now, code);
     ++kept_.count;
     has_more_to_do_ = kept_.count > opaque(limit_);
@@ -232,10 +232,9 @@ class Packed {
 
   bool begun_ = false;
   bool recorded_ = true;  // until it is known
-  // Where all marks are counted and in loops: with values, since ptxas of CUDA 13.0 takes what is set on one way only
-  // for set on the other too.
-  u32 lane_ = 0;
-  int slot_ = 0;  // the record that this lane keeps; less than 0: a word of the header
+  // With values: ptxas of CUDA 13.0 takes what is set on one way only for set on the other too.
+  u32 lane_ = 0;  // where marks are counted
+  int slot_ = 0;  // in loops: the record that this lane keeps; less than 0: a word of the header
   u32 limit_ = kUnasked;
   u32 own_high_ = 0;     // high half of the clock of this lane's record, where the mark is in a loop
   bool has_more_to_do_;  // at the next mark in a loop
