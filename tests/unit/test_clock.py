@@ -17,10 +17,10 @@ ZERO_NS = 1_795_000_000_000_000_000
 SMS = 24
 
 
-def make_clocks(seed: int, *, step_ns: int = 32) -> list[Clock]:
-    """Offsets of +-7e6 cycles and rates that differ by 4.5e-5, as SMs of one H200 do."""
+def make_clocks(seed: int, *, step_ns: int = 32, apart_cycles: int = 7_000_000) -> list[Clock]:
+    """Offsets of +-7e6 cycles and rates that differ by 4.5e-5, as SMs of one H200 do that was just started."""
     rng = np.random.default_rng(seed)
-    offsets = 5_000_000_000_000 + rng.integers(-7_000_000, 7_000_000, SMS)
+    offsets = 5_000_000_000_000 + rng.integers(-apart_cycles, apart_cycles, SMS)
     rates = 1.98 * (1 - 4.5e-5 * rng.random(SMS))
     return [Clock(int(o), float(r), step_ns=step_ns) for o, r in zip(offsets, rates, strict=True)]
 
@@ -179,6 +179,32 @@ def test_no_pairs_at_all_is_told_and_still_gives_a_map() -> None:
     assert [p.kind for p in fitted.problems] == ["rate_unknown", "no_clock_pair"]
     assert int(fitted.to_ns(2, 1234)) == 1234
     assert fitted.uncertainty_ns == float("inf")
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+@pytest.mark.parametrize("each", [1, 12])
+def test_clocks_that_have_drifted_apart_for_months_are_believed(calibrated: bool, each: int) -> None:
+    """Rates that differ by 4.5e-5 take two SMs a second apart in six hours, and ten minutes in half a year."""
+    clocks = make_clocks(12, apart_cycles=1_200_000_000_000)
+    begin_ns, span_ns = 2_000_000, 1_000_000
+    pairs = both_calibrations(clocks, begin_ns + span_ns + 2_000_000) if calibrated else []
+    sm, ns, cycles = pairs_of(clocks, begin_ns=begin_ns, span_ns=span_ns, each=each)
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=pairs, nominal_cycles_per_ns=1.98, wanted_sms=sm)
+    assert [p.kind for p in fitted.problems] == ([] if calibrated or each > 1 else ["rate_unknown"])
+    assert fitted.known.all()
+    if calibrated or each > 1:
+        assert worst_error_ns(fitted, clocks, begin_ns, span_ns) <= fitted.uncertainty_ns + 1 <= 45
+
+
+@pytest.mark.parametrize("absurd_ns", [ZERO_NS + 40_000_000_000, ZERO_NS - 40_000_000_000, 1234])
+def test_the_only_pair_of_an_sm_is_left_out_where_it_was_read_at_another_time_than_the_others(absurd_ns: int) -> None:
+    clocks = make_clocks(13)
+    sm, ns, cycles = pairs_of(clocks, begin_ns=1_000_000, span_ns=1_000_000, each=12)
+    keep = (sm != 7) | (np.arange(len(sm)) == 7 * 12)
+    ns[7 * 12] = absurd_ns
+    fitted = clock.fit(sm[keep], ns[keep], cycles[keep], step_ns=32, wanted_sms=sm)
+    assert sorted((p.kind, p.count) for p in fitted.problems) == [("clock_disagrees", 1), ("no_clock_pair", 1)]
+    assert np.flatnonzero(~fitted.known).tolist() == [7]
 
 
 @pytest.mark.parametrize("absurd_ns", [0, -5, 2**63 - 1, ZERO_NS + 40_000_000_000, 1234])

@@ -28,6 +28,9 @@ PLAUSIBLE: Final = (0.02, 50.0)
 GROSS_RATE_ERROR: Final = 1e-3
 CHANGED_RATE: Final = 0.25
 """Under load an SM's clock runs slower, by a tenth on an H200 at a matmul: pairs so far off are no damage."""
+STRAY_NS: Final = 1e9
+STRAY_SPANS: Final = 10
+"""A launch's pairs on one SM that lie farther off those of the others, in ns and in their length, are damaged."""
 MAX_NS: Final = 1 << 62
 
 
@@ -91,7 +94,8 @@ class Pairs:
         return np.asarray(middle / 2)
 
     def reject_gross(self, guess: float, size: int) -> None:
-        """Drops pairs that lie microseconds or more off the others of their SM, or seconds off the other SMs.
+        """Drops pairs that lie microseconds or more off the others of their SM, and the launch's pairs of an SM where all
+        of them were read seconds before or behind those of the other SMs.
 
         Those of the launch may agree with each other alone: its clock may have run otherwise than before and after it.
         """
@@ -104,10 +108,25 @@ class Pairs:
             among = own._near(its, own.median(its, size), own.median(own.cycles.astype(np.float64), size), guess)
             near[~self.calibrated] |= among
         self.kept &= near
-        if np.isfinite(center).sum() > 2:
-            stray = np.abs(center - np.nanmedian(center)) > 1e9
-            self.kept &= ~stray[self.sm]
+        self.kept &= ~self._stray(size)
         self.gross = ~self.kept
+
+    def _stray(self, size: int) -> Bool:
+        """Pairs of the launch on SMs of which each was read long before or behind what most SMs' pairs enclose.
+
+        By globaltimer alone: clock64 of two SMs may lie any number of cycles apart. Groups of SMs run at rates that
+        differ by 4.5e-5 on an H200, a second in six hours.
+        """
+        own = self.kept & ~self.calibrated
+        left, right = np.full(size, np.inf), np.full(size, -np.inf)
+        np.minimum.at(left, self.sm[own], self.read[own])
+        np.maximum.at(right, self.sm[own], self.read[own])
+        some = np.isfinite(left)
+        if some.sum() < 3:
+            return np.zeros(len(self.sm), np.bool_)
+        begin, end = float(np.median(left[some])), float(np.median(right[some]))
+        most = STRAY_NS + STRAY_SPANS * (end - begin)
+        return np.asarray((own & ((left - end > most) | (begin - right > most))[self.sm]))
 
     def plausible(self, guess: float, size: int) -> Bool:
         """Which pairs are the launch's own and no damage: those kept, and those that a clock which changed may have led
