@@ -196,6 +196,33 @@ def test_clocks_that_have_drifted_apart_for_months_are_believed(calibrated: bool
         assert worst_error_ns(fitted, clocks, begin_ns, span_ns) <= fitted.uncertainty_ns + 1 <= 45
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_an_sm_keeps_its_pairs_however_the_clock_changes_around_and_in_a_launch(seed: int) -> None:
+    """A GPU that was idle goes from 345 to 1980 MHz, and slows under load, before, in and behind a launch."""
+    rng = np.random.default_rng(seed)
+    turns_ns = np.sort(rng.uniform(0, rng.choice([400_000, 1_000_000, 5_000_000], 3)))
+    rates = rng.choice([0.345, 0.6, 1.2, 1.755, 1.98], 4)
+    offsets = rng.integers(-7_000_000, 7_000_000, SMS)
+
+    def read(sm: Any, t_ns: Any) -> tuple[Any, Any]:
+        lasted = np.diff(np.clip(np.asarray(t_ns)[:, None], 0, [0, *turns_ns, np.inf]), axis=1)
+        return ZERO_NS + np.floor(t_ns / 32).astype(np.int64) * 32, (lasted @ rates).astype(np.int64) + offsets[sm]
+
+    begin_ns, span_ns, each = rng.uniform(2e4, 2e6), rng.choice([2e5, 1e6, 5e6]), int(rng.integers(1, 24))
+    around = []
+    for when, t_ns in (("before", 0.0), ("after", begin_ns + span_ns + rng.uniform(2e4, 1e6))):
+        sm, at = np.repeat(np.arange(SMS), 9), t_ns + np.tile(32 * 125 * np.arange(9), SMS)
+        ns, cycles = read(sm, np.ceil(at / 32) * 32)
+        around.append({"when": when, "sm": sm, "globaltimer_ns": ns, "clock_cycles": cycles})
+    sm = np.repeat(np.arange(SMS), each)
+    ns, cycles = read(sm, begin_ns + rng.uniform(0, span_ns, len(sm)))
+    fitted = clock.fit(sm, ns, cycles, step_ns=32, calibration=around, nominal_cycles_per_ns=1.98, wanted_sms=sm)
+    assert fitted.known.all(), [p.text for p in fitted.problems]
+    assert "no_clock_pair" not in [p.kind for p in fitted.problems]
+    off_ns = np.abs(fitted.to_ns(sm, cycles) - ns)
+    assert (off_ns <= fitted.uncertainty_ns + 64).mean() >= 0.97
+
+
 @pytest.mark.parametrize("absurd_ns", [ZERO_NS + 40_000_000_000, ZERO_NS - 40_000_000_000, 1234])
 def test_the_only_pair_of_an_sm_is_left_out_where_it_was_read_at_another_time_than_the_others(absurd_ns: int) -> None:
     clocks = make_clocks(13)

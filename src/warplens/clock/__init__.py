@@ -20,6 +20,7 @@ from warplens.clock.pairs import (
     CHANGED_RATE,
     F64,
     I64,
+    SKEW_NS,
     Bool,
     ClockProblem,
     Pairs,
@@ -203,14 +204,14 @@ def _offsets(pairs: Pairs, rates: Rates, asked: Bool, problems: list[ClockProble
     slack = rates.error[pairs.sm] * np.abs(since) * pairs.calibrated
     low = pairs.low - slack - since * rates.ns_per_cycle[pairs.sm]
     high = pairs.high + slack - since * rates.ns_per_cycle[pairs.sm]
-    unjoined = _reject_fine(
-        pairs, pairs.read - since * rates.ns_per_cycle[pairs.sm], rates.error[pairs.sm] * np.abs(since), asked, problems
-    )
+    rest = pairs.read - since * rates.ns_per_cycle[pairs.sm]
+    unjoined = _reject_fine(pairs, rest, rates.error[pairs.sm] * np.abs(since), asked, problems)
     kept = pairs.kept
     lower, upper = np.full(size, -np.inf), np.full(size, np.inf)
     np.maximum.at(lower, pairs.sm[kept], low[kept])
     np.minimum.at(upper, pairs.sm[kept], high[kept])
-    known = np.isfinite(lower)
+    known = np.bincount(pairs.sm[kept], minlength=size) > 0
+    _bound_by_reads(pairs, rest, known & ~(np.isfinite(lower) & np.isfinite(upper)), lower, upper)
     lower[~known] = upper[~known] = 0.0
     offset = (lower + upper) / 2
     half = np.where(known, np.abs(upper - lower) / 2, np.inf)
@@ -230,6 +231,14 @@ def _offsets(pairs: Pairs, rates: Rates, asked: Bool, problems: list[ClockProble
         problems=problems,
         unjoined=unjoined,
     )
+
+
+def _bound_by_reads(pairs: Pairs, rest: F64, open_sms: Bool, lower: F64, upper: F64) -> None:
+    """Bounds of SMs whose pairs were all read late, so that none is left to bound from below: how far reads lie apart."""
+    which = pairs.kept & open_sms[pairs.sm]
+    lower[open_sms], upper[open_sms] = np.inf, -np.inf
+    np.minimum.at(lower, pairs.sm[which], rest[which] - SKEW_NS)
+    np.maximum.at(upper, pairs.sm[which], rest[which] + SKEW_NS + pairs.step_ns)
 
 
 def _tell_of_change(out: ClockMap, pairs: Pairs, plausible: Bool) -> None:

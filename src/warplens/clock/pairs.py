@@ -104,9 +104,10 @@ class Pairs:
         near = self._near(residual, center, self.median(self.cycles.astype(np.float64), size), guess)
         own = self.part(~self.calibrated)
         if 0 < len(own.sm) < len(self.sm):
-            its = residual[~self.calibrated]
-            among = own._near(its, own.median(its, size), own.median(own.cycles.astype(np.float64), size), guess)
-            near[~self.calibrated] |= among
+            for rate in (guess, guess_rate(own) or guess):  # that of all pairs may be of neither's clock
+                its = own.read - own.cycles * rate
+                among = own._near(its, own.median(its, size), own.median(own.cycles.astype(np.float64), size), rate)
+                near[~self.calibrated] |= among
         self.kept &= near
         self.kept &= ~self._stray(size)
         self.gross = ~self.kept
