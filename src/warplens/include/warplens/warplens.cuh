@@ -143,6 +143,7 @@ class Recorder {
     const bool skips = storage_.leaves_out(number);
     if (skips && !skips_) put(kEndPhase);
     skips_ = skips;
+    storage_.begin_iteration();
   }
 
   // No event: the warp waits until these values, which it has loaded, are there. In front of the mark that ends a phase
