@@ -36,6 +36,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "clean": {},
     "packed": {"policy": "packed"},
     LOOPS: {"policy": "packed"},
+    f"{LOOPS}, iterations announced": {"policy": "packed"},
     "packed, narrowable": {"policy": "packed", "warps": tuple(range(32))},
     "packed, switched off": {"policy": "packed", "warps": tuple(range(32))},
     "stream": {"policy": "stream"},
@@ -48,6 +49,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "packed, keep newest": {"policy": "packed", "keep": "newest"},
 }
 MARKS = {  # else a phase
+    f"{LOOPS}, iterations announced": "rec.iteration(i); rec.phase(loop::turn)",
     "mark_lane": "rec.mark_lane(loop::turn)",
     "mark_lane by one lane in four": "if (threadIdx.x % 4 == 0) rec.mark_lane(loop::turn)",
     "mark_lane, switched off": "rec.mark_lane(loop::turn)",
@@ -164,7 +166,7 @@ def prepared(kernel: CudaKernel, name: str, options: dict[str, Any], arena: Aren
         return kernel._build(kernel.clean or "", ()).function.handle
     blocks, threads = shape
     build, _ = kernel.traced_build(
-        (blocks, 1, 1), (threads, 1, 1), RecordOptions(**options), arena, loops=name == LOOPS
+        (blocks, 1, 1), (threads, 1, 1), RecordOptions(**options), arena, loops=name.startswith(LOOPS)
     )
     value = arena.descriptor().reshape(1)
     checked(driver.cuMemcpyHtoD(build.library.symbol(layout.DESCRIPTOR_SYMBOL), value.ctypes.data, value.nbytes))

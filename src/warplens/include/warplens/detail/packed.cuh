@@ -131,7 +131,7 @@ class Packed {
   // Of a loop's iteration whose marks follow: they share one question, as far as their words have room.
   __device__ __forceinline__ void begin_iteration() {
     if (is_counted()) return;
-    if (is_due_) make_way(read_clock(), limit_ - (kIterationWords - kMarkWords));
+    if (is_due_) make_way(read_clock(), kIterationWords - kMarkWords);
     room_ = kIterationWords;
   }
 
@@ -189,7 +189,7 @@ class Packed {
     if (room_ >= words) {
       room_ -= words;
     } else {
-      if (has_more_to_do_) make_way(now, limit_);
+      if (has_more_to_do_) make_way(now, 0);
       room_ = 0;
     }
     keep_clock(kept_.time, own_high_, kept_.code, slot_, kept_.count, now, code);
@@ -200,7 +200,7 @@ class Packed {
   __device__ __forceinline__ void ask_ahead() {
     const u32 limit = opaque(limit_);
     has_more_to_do_ = kept_.count > limit;
-    is_due_ = kept_.count > limit - (kIterationWords - kMarkWords);
+    is_due_ = kept_.count + (kIterationWords - kMarkWords) > limit;
   }
 
   __device__ __forceinline__ void keep_raw(u32 word) {
@@ -233,10 +233,10 @@ class Packed {
     }
   }
 
-  // Before a mark in a loop, or an iteration, for which there may be no room, or which is the first: more than `most`
-  // words are too many. What all lanes agree on is worked out here, where the compiler sees that they do.
-  __device__ __forceinline__ void make_way(u64 now, u32 most) {
-    const bool full = kept_.count > most;
+  // Before a mark in a loop, or an iteration that needs room for `more` words than that, where there may be no room, or
+  // before the first. What all lanes agree on is worked out here, where the compiler sees that they do.
+  __device__ __forceinline__ void make_way(u64 now, u32 more) {
+    const bool full = kept_.count + more > limit_;
     const bool asks = full && limit_ == kUnasked;
     const bool writes = full && limit_ != kUnasked;
     const u32 what = (begun_ ? 0u : kBegins) | (asks ? kAsks : 0u) | (writes ? kWrites : 0u);
