@@ -64,6 +64,8 @@ FORMS = (
     "kept in lanes, stored each 24 by a call behind a branch",
     "kept in lanes, and a branch that is never taken",
     "kept in lanes, and a branch that is never taken and known a turn ahead",
+    "kept in lanes, stored each 24 behind a branch, without a call",
+    "kept in lanes, and each 24 a call of a function that stores nothing",
 )
 TURNS = 256
 LAUNCHES = 15

@@ -287,7 +287,8 @@ __device__ __forceinline__ bool store_of_loop(const Kept& kept, u64 own, int slo
   const u32 active = __activemask();
   const u32 index = __shfl_sync(active, base - own <= kReach ? kept.index : kNone, 0);
   const u32 held = __ballot_sync(active, static_cast<u32>(slot) < kept.count);
-  const bool agree = __all_sync(active, held == ((1u << kept.count) - 1u) << kFirstLane);
+  const bool agree = held == ((1u << kept.count) - 1u) << kFirstLane && index < shared_chunks();
+  const bool fits = __all_sync(active, agree && active == kFullMask);
   const u32 sm = kAllRecorded ? 0u : read_smid() << layout::kMetaSmShift;
   const u32 meta = sm | kept.count << layout::kMetaCountShift | layout::kFlagExact << layout::kMetaFlagsShift;
   u32 word = slot == static_cast<int>(layout::kWordMeta) - kFirst ? kept.code + meta : kept.code;
@@ -296,9 +297,9 @@ __device__ __forceinline__ bool store_of_loop(const Kept& kept, u64 own, int slo
   word = slot == static_cast<int>(layout::kWordBaseHigh) - kFirst ? high(base) : word;
   word = slot < 0 ? word : kept.record<kCodeBits>(static_cast<u32>(slot) + kFirstLane);
   const u64 address = chunk_address(index) | static_cast<u32>(slot + kFirst) * 4u;
-  if (active != kFullMask || !agree || index >= shared_chunks()) return false;
-  if (slot + kFirst < static_cast<int>((kFirstLane + kept.count + 7u) & ~7u)) store_word(address, word);  // sectors
-  return true;
+  const bool in_sectors = slot + kFirst < static_cast<int>((kFirstLane + kept.count + 7u) & ~7u);
+  store_if(fits && in_sectors, low(address), high(address), word);
+  return fits;
 }
 
 // What is left to do of a warp that may have to write twice: a block record needs the room of the last records.

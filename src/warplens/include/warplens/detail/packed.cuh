@@ -128,10 +128,21 @@ class Packed {
 
   __device__ __forceinline__ bool leaves_out(u32 iteration) const { return choice_.leaves_out(iteration); }
 
-  // Of a loop's iteration whose marks follow: they share one question, as far as their words have room.
+  // Of a loop's iteration whose marks follow: they share one question, as far as their words have room. The usual chunk
+  // is written here, since a call and its return take longer than that.
   __device__ __forceinline__ void begin_iteration() {
     if (is_counted()) return;
-    if (is_due_) make_way(read_clock(), kIterationWords - kMarkWords);
+    constexpr u32 kMore = kIterationWords - kMarkWords;
+    if (is_due_) {
+      const u64 now = read_clock();
+      const bool writes = is_exact_ && kept_.count + kMore > limit_ && limit_ != kUnasked;
+      if (writes && store_of_loop<kCodeBits>(kept_, own(), slot_, now)) {
+        kept_.template begin_chunk<false>(static_cast<u32>(slot_) + kFirstLane, now);
+        own_high_ = high(now);
+      } else {
+        make_way(now, kMore);
+      }
+    }
     room_ = kIterationWords;
   }
 
@@ -256,11 +267,15 @@ class Packed {
     // As a vote, or ptxas would not know that all lanes agree about it.
     const bool recorded = kAllRecorded || __all_sync(__activemask(), recorded_);
     if (asks || !recorded) limit_ = recorded ? kAsked : kNever;
+    is_exact_ = is_exact_ || kept_.count == 0;
     begun_ = true;
   }
 
+  __device__ __forceinline__ u64 own() const { return static_cast<u64>(own_high_) << 32 | kept_.time; }
+
   bool begun_ = false;
   bool recorded_ = true;  // until it is known
+  bool is_exact_ = false;  // each record has all of its clock
   // With values: ptxas of CUDA 13.0 takes what is set on one way only for set on the other too.
   u32 lane_ = 0;  // where marks are counted
   int slot_ = 0;  // in loops: the record that this lane keeps; less than 0: a word of the header
