@@ -353,7 +353,7 @@ def test_a_launch_asks_the_driver_for_little(monkeypatch: pytest.MonkeyPatch) ->
         return native.asked.copy()
 
     given = Arguments([np.uint64(5)], build.function.parameter_sizes())
-    assert calls_of(lambda: build.launch(SHAPE, RecordOptions(), given)) == ["cuLaunchKernelEx"]
+    assert calls_of(lambda: build.launch(SHAPE, RecordOptions(), given)) == ["cuLaunchKernel"]
     recording = ["cuStreamIsCapturing", "cuCtxGetCurrent", "cuEventRecord", *["cuThreadExchangeStreamCaptureMode"] * 2]
     for pattern, more in (("^nothing$", []), ("k", recording)):
         keep: Any = SimpleNamespace(add=lambda *_: None)
@@ -365,7 +365,7 @@ def test_a_launch_asks_the_driver_for_little(monkeypatch: pytest.MonkeyPatch) ->
                 room.cleared = True  # as the reader has it
 
         own._spare[0] = [(1, 2), (3, 4)]  # as behind launches that were read
-        assert sorted(calls_of(launch)) == sorted(["cuLaunchKernelEx", *more])
+        assert sorted(calls_of(launch)) == sorted(["cuLaunchKernel", *more])
 
 
 def test_another_streams_capture_survives_all_that_recording_asks_of_the_driver(
