@@ -93,7 +93,6 @@ class Function:
             return f"launching {self.name} with grid {grid}, block {block} and {shared_bytes:,} bytes of shared memory"
 
         if cluster is None and not cooperative:
-            # The bindings make nothing of None, and an object of an int.
             given = *grid, *block, shared_bytes, stream or None, parameters, 0
             driver.call("cuLaunchKernel", self.handle, *given, doing=doing)
             return
