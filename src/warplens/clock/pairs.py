@@ -94,7 +94,7 @@ class Pairs:
         return np.asarray(middle / 2)
 
     def reject_gross(self, guess: float, size: int) -> None:
-        """Drops pairs that lie microseconds or more off the others of their SM, and the launch's pairs of an SM of which
+        """Drops pairs that lie microseconds or more off the others of their SM, and a launch's pairs of an SM of which
         all were read seconds before or behind those of the other SMs.
 
         Those of the launch may agree with each other alone: its clock may have run otherwise than before and after it.
