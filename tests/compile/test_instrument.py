@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.machine_code import audited_build, text_section, tool, yields
+from tests.odd_ptx import commented, without_its_comments
 from warplens import layout
 from warplens.capture.audited import audit_builds, disassemble
 from warplens.capture.modules import read_site_sets, registers_and_frame, shared_bytes
 from warplens.instrument import Instrumented, Mode, Selection, State, instrument
-from warplens.instrument.read import read
+from warplens.instrument.head import target
+from warplens.instrument.read import read, without_comments
 from warplens.instrument.selection import ALSO
 
 pytestmark = pytest.mark.compile
@@ -74,9 +76,9 @@ class Assembled:
 def assembled(text: str, folder: Path, name: str) -> Assembled:
     source, out = folder / f"{name}.ptx", folder / f"{name}.cubin"
     source.write_text(text, encoding="utf-8")
-    target = re.search(r"\.target\s+(\w+)", text)
-    assert target
-    command = [tool("ptxas"), "-v", "-lineinfo", f"--gpu-name={target[1]}", str(source), "-o", str(out)]
+    found = target(without_comments(text))
+    assert found
+    command = [tool("ptxas"), "-v", "-lineinfo", f"--gpu-name={found[0]}", str(source), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:2000]
     return Assembled(out.read_bytes(), set(re.findall(r"\bC\d{4}\b", done.stderr)), done.stderr)
@@ -178,11 +180,11 @@ def test_without_lines_of_its_source_a_kernel_audits_as_with_them(name: str, tmp
         assert audits[0] == audits[1]
 
 
-def test_odd_spacing_and_comments_in_odd_places_change_no_machine_code(tmp_path: Path) -> None:
-    text = gzip.decompress((FOLDER / "nvcc_sm_90a.ptx.gz").read_bytes()).decode()
-    text = re.sub(r"//.*", "", text)
-    odd = re.sub(r", ", " /* ; } { ret; // */\n,\t", text).replace(";\n", "\n/**/;").replace(":\n", " // :\n:")
-    cubins = [assembled(instrument(own).text, tmp_path, "kernel").cubin for own in (text, odd)]
+@pytest.mark.parametrize("name", ["nvcc_sm_90a", "nvrtc_sm_90a", "triton_3.9.0_matmul_90"])
+def test_comments_between_all_tokens_change_no_machine_code(name: str, tmp_path: Path) -> None:
+    """The last two have `.loc`, some of inlined code, `.file` and `.section`."""
+    text = without_its_comments(gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode())
+    cubins = [assembled(instrument(own).text, tmp_path, "kernel").cubin for own in (text, commented(text))]
     for entry in read(text).entries:
         assert text_section(cubins[0], entry.name) == text_section(cubins[1], entry.name)
 

@@ -20,6 +20,8 @@ from warplens.capture.chosen import Chosen, choose
 from warplens.capture.nvcc import Wish, say
 from warplens.errors import PtxError, WarplensError
 from warplens.instrument import site_text
+from warplens.instrument.head import target
+from warplens.instrument.read import without_comments
 
 _CHATTER: Final = re.compile(r"ptxas info\s*:|\s+\d+ bytes stack frame|\s*$")
 _IMAGE: Final = re.compile(r"(--image3?=(?:kind=ptx|profile=compute_).*?file=)(.*)", re.DOTALL)
@@ -75,7 +77,7 @@ class Tools:
 
     def _choose(self, source: Path, arguments: list[str], at: int, to: int) -> Chosen | None:
         """The module with marks; None where it stays as it is, which is told."""
-        if not re.search(r"\.entry\b", text := _text(source)):
+        if not re.search(r"\.entry\b", without_comments(text := _text(source))):
             return None
 
         def assemble(text: str) -> str:
@@ -138,10 +140,10 @@ class Tools:
         """The file of the PTX with marks; made now where no ptxas run of this compilation has made it."""
         record = self._record(source)
         if not record.exists() and source.exists():
-            target = re.search(r"\.target\s+(sm_\w+)", _text(source))
-            if target is not None:
+            gpu = target(without_comments(_text(source)))
+            if gpu is not None:
                 output = self._base(str(source)).with_suffix(".cubin")
-                arguments = [f"-arch={target[1]}", "-m64", str(source), "-o", str(output)]
+                arguments = [f"-arch={gpu[0]}", "-m64", str(source), "-o", str(output)]
                 chosen = self._choose(source, arguments, 2, 4)
                 if chosen is not None and chosen.text is not None:
                     self._keep(output, source, chosen)
@@ -166,11 +168,12 @@ def shortened(line: str) -> str:
 
 def source_name(text: str, path: Path) -> str:
     """What the user knows the module by: its source, else the file of PTX without nvcc's `tmpxft_..._`; and the GPU."""
-    files = re.findall(r'(?m)^\s*\.file\s+\d+\s+"([^"]*)"', text)
+    plain = without_comments(text)
+    files = re.findall(r'\.file\s+\w+\s*"([^"]*)"', plain)
     own = next((file for file in files if not re.search(r"/(?:include|targets)/", file)), None)
     own = own or re.sub(r"^tmpxft_[0-9a-f]+_[0-9a-f]+-\d+_", "", path.name)
-    target = re.search(r"\.target\s+(sm_\w+)", text)
-    return f"{own.rpartition('/')[2]} ({target[1] if target else 'no .target'})"
+    gpu = target(plain)
+    return f"{own.rpartition('/')[2]} ({gpu[0] if gpu else 'no .target'})"
 
 
 def _registered(sets: dict[str, str]) -> str:

@@ -177,7 +177,7 @@ def _descriptor_of(module: Module, in_program: bool) -> tuple[str, str]:
     """Space and name of the descriptor that marks read."""
     if not in_program:
         return _space(module), layout.DESCRIPTOR_SYMBOL
-    found = _OF_HOST.search(module.text)
+    found = _OF_HOST.search(module.plain)
     if found is None:
         raise PtxError("this PTX is of no translation unit with warplens/host.hpp, which needs C++17")
     return "const", found[1]
@@ -186,7 +186,7 @@ def _descriptor_of(module: Module, in_program: bool) -> tuple[str, str]:
 def _is_ours(module: Module, entry: Function, descriptor: str) -> bool:
     """Whether a kernel is one of host.hpp, or its source has marks."""
     begin, end = module.statements[entry.first - 1].end, module.statements[entry.last].start
-    return _OF_WARPLENS in entry.name or module.text.find(descriptor, begin, end) >= 0
+    return _OF_WARPLENS in entry.name or module.plain.find(descriptor, begin, end) >= 0
 
 
 def _checked(text: str, in_program: bool) -> str:
@@ -276,7 +276,7 @@ class _Entry:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
         plan = Planner(flow, mode.selection, hoists=mode.hoists and _RECORDERS[mode.state].in_registers).plan()
-        left_out = [*plan.left_out, *unmarked_calls(flow)]
+        left_out = [*plan.left_out, *unmarked_calls(flow), *flow.not_read]
         if self._in_program:  # other units, and this one for other GPUs, may have a kernel of this name
             facts = repr((self.name, plan.sites)).encode("utf-8", "replace")
             self.name = f"{self.name[:_LONGEST_NAME]}_{hashlib.sha256(facts).hexdigest()[:8]}"
