@@ -66,6 +66,27 @@ FULL_MEMORY = """
 """
 
 
+CLUSTER = """
+.version 8.7
+.target {target}
+.address_size 64
+.visible .entry k(.param .u64 out)
+{head}
+{{
+	.reg .b32 %r1;
+	.reg .b64 %rd1;
+	.reg .pred %p1;
+	ld.param.u64 %rd1, [out];
+	mov.u32 %r1, %tid.x;
+	{before}
+	barrier.cluster.arrive.aligned;
+	barrier.cluster.wait.aligned;
+	st.global.u32 [%rd1], %r1;
+	ret;
+}}
+"""
+
+
 @dataclass
 class Assembled:
     cubin: bytes
@@ -187,6 +208,22 @@ def test_comments_between_all_tokens_change_no_machine_code(name: str, tmp_path:
     cubins = [assembled(instrument(own).text, tmp_path, "kernel").cubin for own in (text, commented(text))]
     for entry in read(text).entries:
         assert text_section(cubins[0], entry.name) == text_section(cubins[1], entry.name)
+
+
+@pytest.mark.parametrize("before", ["", "setp.lt.u32 %p1, %r1, 5; @%p1 ret;"])
+@pytest.mark.parametrize("head", ["", ".reqnctapercluster 2, 1, 1", ".explicitcluster"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_behind_a_cluster_barrier_no_clock_is_read_early(target: str, head: str, before: str, tmp_path: Path) -> None:
+    """Without `.explicitcluster` ptxas makes a second way with BAR.SYNC, for launches without clusters."""
+    found = instrument(CLUSTER.format(target=target, head=head, before=before))
+    cubin = assembled(found.text, tmp_path, "marked").cubin
+    code = disassemble(cubin)
+    assert "UCGABAR_WAIT" in code
+    assert ("BAR.SYNC" in code) == (head != ".explicitcluster")
+    assert found.kernels[0].site_set is not None
+    marks, _ = audited_build((cubin, "k"), None, found.kernels[0].site_set["sites"])
+    assert [mark["verb"] for mark in marks if mark["site"] is not None] == ["phase", "wait", "phase"]
+    assert [mark["finding"] for mark in marks if mark["severity"] == "warning"] == []
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])

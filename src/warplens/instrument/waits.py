@@ -20,7 +20,7 @@ from warplens.instrument.read import integer
 
 _WAITS: Final = (
     (re.compile(r"(?:bar|barrier)(?:\.cta)?\.(?:sync|red)\b"), "barrier", "barrier {0}", True),
-    (re.compile(r"barrier\.cluster\.wait"), "cluster barrier", "cluster barrier", False),
+    (re.compile(r"barrier\.cluster\.wait"), "cluster barrier", "cluster barrier", True),
     (re.compile(r"cp\.async\.wait_(?:group|all)"), "cp.async", "cp.async", False),
     (re.compile(r"cp\.async\.bulk\.wait_group\.read"), "bulk copies read", "bulk copies", False),
     (re.compile(r"cp\.async\.bulk\.wait_group"), "bulk copies", "bulk copies", False),
@@ -135,8 +135,16 @@ class Waits:
                     parts = [part.strip() for part in own.operands.split(",")]
                     first = parts[1] if ".red" in own.opcode and len(parts) > 1 else first
                     return Wait(number, number, f"barrier {self._value(first)}", f"barrier {self._value(first)}", True)
+                if what == "cluster barrier":
+                    settles = not self._in_cluster
                 return Wait(number, number, what, resource, settles)
         return None
+
+    @cached_property
+    def _in_cluster(self) -> bool:
+        """Whether the kernel always runs in a cluster. For one that need not ptxas makes a second way with BAR.SYNC,
+        which one block alone takes; behind the other, CCTL stands between the wait and the clock."""
+        return ".explicitcluster" in self._flow.module.bare(self._flow.function.head)
 
     def _asking(self, loop: Loop) -> Wait | None:
         """The wait that a loop is, if it does nothing but ask whether it may go on."""

@@ -174,6 +174,18 @@ def test_behind_a_wait_for_tensor_memory_one_instruction_holds_the_clock_back() 
 
 
 @pytest.mark.parametrize(
+    ("head", "holds"), [("", True), (".reqnctapercluster 2\n", True), (".explicitcluster\n", False)]
+)
+def test_behind_a_cluster_barrier_the_clock_is_held_back_where_the_launch_may_be_of_no_cluster(
+    head: str, holds: bool
+) -> None:
+    wait = "barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;"
+    text = WAITING.format(body=wait, arch="sm_90").replace("{\n", f"{head}{{\n", 1)
+    behind = instrument(text).text.partition("barrier.cluster.wait")[2]
+    assert ("bar.warp.sync 0xffffffff;" in behind[: behind.index("%clock")]) == holds
+
+
+@pytest.mark.parametrize(
     ("between", "over"),
     [
         ("add.u32 %r4, %r3, 1;", True),
