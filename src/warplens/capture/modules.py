@@ -14,6 +14,7 @@ from typing import Any
 from warplens import layout
 from warplens.errors import SitesError
 
+_NO_CONTENT = 8  # SHT_NOBITS
 _WITH_DATA = 4  # EIFMT_SVAL
 _FRAME_SIZE = 0x11  # EIATTR_FRAME_SIZE
 _REGISTER_COUNT = 0x2F  # EIATTR_REGCOUNT
@@ -44,7 +45,7 @@ def read_symbols(elf: bytes, prefix: str) -> Iterator[tuple[str, bytes]]:
             if not name.startswith(prefix) or not 0 < section < len(sections):
                 continue
             start = sections[section][4] + value
-            if sections[section][1] == 8 or start + length > len(elf):  # SHT_NOBITS: no content
+            if sections[section][1] == _NO_CONTENT or start + length > len(elf):
                 raise SitesError(f"this module is damaged: {name} has no content")
             yield name, elf[start : start + length]
 
@@ -55,6 +56,12 @@ def read_section(elf: bytes, name: str) -> bytes | None:
         if own == name and offset + size <= len(elf):
             return elf[offset : offset + size]
     return None
+
+
+def sections_of(elf: bytes, prefix: str) -> list[bytes]:
+    """Content of all sections whose names begin so. Raises SitesError for a damaged module."""
+    kept = [own for own in _named_sections(elf) if own[0].startswith(prefix) and own[1] != _NO_CONTENT]
+    return [elf[offset : offset + size] for _, _, offset, size in kept if offset + size <= len(elf)]
 
 
 def shared_bytes(elf: bytes, kernel: str) -> int:

@@ -7,6 +7,7 @@ ptxas and fatbinary are processes of their own. A failure of ours compiles the c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -21,7 +22,9 @@ from warplens.capture.nvcc import Wish, say
 from warplens.errors import PtxError, WarplensError
 from warplens.instrument import site_text
 from warplens.instrument.head import target
+from warplens.instrument.module import ALL_MARKED
 from warplens.instrument.read import without_comments
+from warplens.instrument.sites import TOO_MANY
 
 _CHATTER: Final = re.compile(r"ptxas info\s*:|\s+\d+ bytes stack frame|\s*$")
 _IMAGE: Final = re.compile(r"(--image3?=(?:kind=ptx|profile=compute_).*?file=)(.*)", re.DOTALL)
@@ -97,22 +100,31 @@ class Tools:
             wish = self._wish
             chosen = choose(text, wish.within_budget, assemble, kernels=wish.kernels or None, in_program=True)
         except WarplensError as error:
-            if "there are _ZN8warplens" not in str(error):  # host.hpp's own kernels alone
-                say(f"{name}: compiled without marks: {error}")
+            if str(error) != ALL_MARKED:  # host.hpp's own kernels alone, or the source's marks
+                self._say_once(f"{name}: compiled without marks: {error}")
             return None
         except Exception as error:  # a build must not fail by us
-            say(f"{name}: compiled without marks: {type(error).__name__}: {error}")
+            self._say_once(f"{name}: compiled without marks: {type(error).__name__}: {error}")
             return None
-        wanted = (
-            self._wish.verbose
-            or self._wish.budget
-            or any(own.startswith("it gets", own.find(": ") + 2) for own in chosen.lines)
-        )
-        for line in chosen.lines if wanted else []:
-            say(shortened(f"{name}: {line}"))
+        lowered = any(own.startswith("it gets", own.find(": ") + 2) for own in chosen.lines)
+        wanted = self._wish.verbose or self._wish.budget or lowered
+        for line in chosen.lines:
+            if wanted or TOO_MANY in line:
+                self._say_once(shortened(f"{name}: {line}"))
         for own in chosen.kernels if self._wish.verbose else []:
-            say(shortened(f"{name}: {own.name}: {len(own.site_set['sites']) if own.site_set else 0} sites"))
+            self._say_once(shortened(f"{name}: {own.name}: {len(own.site_set['sites']) if own.site_set else 0} sites"))
+        names = [site["name"] for own in chosen.kernels if own.site_set for site in own.site_set["sites"]]
+        if self._wish.sites and not lowered and not any(re.search(self._wish.sites, own) for own in names):
+            told = f"no site has a name that holds {self._wish.sites!r}: begin and end alone are marked"
+            self._say_once(f"{name}: {told}")
         return chosen
+
+    def _say_once(self, line: str) -> None:
+        """Of a file that both tools come by the same is told once."""
+        told = self._made / (hashlib.sha256(line.encode("utf-8", "surrogateescape")).hexdigest() + ".told")
+        with contextlib.suppress(FileExistsError):
+            told.touch(exist_ok=False)
+            say(line)
 
     def _base(self, text: str) -> Path:
         """Where what is made of this PTX is kept, without its suffix."""

@@ -19,6 +19,7 @@ from warplens.instrument import Kernel as Instrumented
 from warplens.instrument import Selection, State
 from warplens.instrument.head import head_of, sizes, target
 from warplens.instrument.read import without_comments
+from warplens.instrument.sites import TOO_MANY
 
 COOPERATIVE: Final = "it is launched cooperatively, and marks could leave too few blocks on the GPU"
 _ENTRY: Final = re.compile(r"\.entry\s+([\w$]+)")
@@ -123,7 +124,7 @@ def mark(text: str, names: Mapping[str, str], wanted: Wanted, wish: Wish, texts:
         symbol, _, rest = line.partition(": ")
         if rest.startswith("it gets") and not rest.startswith(_AS_WANTED):
             wanted.tell(f"{shown.get(symbol, symbol)}: {rest}, for more would spill or crowd out blocks")
-        elif rest.startswith("it gets") and IN_MEMORY[State.LOCAL] in rest:
+        elif TOO_MANY in rest or (rest.startswith("it gets") and IN_MEMORY[State.LOCAL] in rest):
             wanted.tell(f"{shown.get(symbol, symbol)}: {rest}")
     if chosen.text is None:
         return None

@@ -27,6 +27,7 @@ from warplens.instrument import Instrumented, Kernel, Mode, Selection, State, in
 from warplens.instrument.head import sizes, target
 from warplens.instrument.read import integer, without_comments
 from warplens.instrument.shared_state import SHARED_STATE_BYTES
+from warplens.instrument.sites import TOO_MANY
 
 _SHARED_LIMIT: Final = 48 * 1024
 """Bytes of shared memory that a block may have where nothing is asked of the driver."""
@@ -148,7 +149,11 @@ class _Builds:
         elif lines:
             self._choice.notes.append(f"{name}: {gets(named)}")
         for kernel in found.kernels:
-            self._choice.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
+            for line in kernel.left_out:
+                if TOO_MANY in line:
+                    self._choice.remark(f"{kernel.name}: {line}")
+                else:
+                    self._choice.notes.append(f"{kernel.name}: {line}")
         return marked
 
     def _built(

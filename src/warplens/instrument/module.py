@@ -35,6 +35,7 @@ _CONST: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s*+)*\.const\b(
 _SHARED: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s+)*\.shared\b.*?\.[busf]\d+\s+([\w$%]+)", re.DOTALL)
 _SYMBOL: Final = re.compile(r"[\w$%]+")
 _OF_CLUSTERS: Final = re.compile(r"mapa|getctarank|barrier\.cluster|multicast|%\w*cluster")
+ALL_MARKED: Final = "this PTX holds no kernel without marks"
 _LEAST_ARCH: Final = 80
 _HAS_SYSTEM_SHARED: Final = 90
 _CONSTANT_BYTES: Final = 65536
@@ -131,11 +132,13 @@ def instrument(
     if not module.entries:
         raise PtxError("this PTX holds no kernel (.entry) with a body: there is nothing to mark")
     space, descriptor = _descriptor_of(module, in_program)
-    chosen = [entry for entry in module.entries if kernels is None or re.search(kernels, entry.name)]
-    if in_program:
-        chosen = [entry for entry in chosen if not _is_ours(module, entry, descriptor)]
+    _check_names(module)
+    clean = [entry for entry in module.entries if not (in_program and _is_ours(module, entry, descriptor))]
+    if not clean:
+        raise PtxError(ALL_MARKED)
+    chosen = [entry for entry in clean if kernels is None or re.search(kernels, entry.name)]
     if not chosen:
-        names = ", ".join(entry.name for entry in module.entries[:8])
+        names = ", ".join(entry.name for entry in clean[:8])
         raise PtxError(f"no kernel without marks has a name that holds {kernels or ''!r}: there are {names}")
     set_names = dict(zip(map(id, module.entries), _names(module), strict=True))
     every = Mode(selection or Selection(), most_registers, state)
@@ -160,6 +163,15 @@ def instrument(
         symbols.append(declaration())
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))
     return Instrumented(splice(text, moved_down(module, pieces)), [entry.kernel for entry, _ in made])
+
+
+def _check_names(module: Module) -> None:
+    seen: set[str] = set()
+    for entry in module.entries:
+        if entry.name in seen:
+            where = module.line(module.statements[entry.head].start)
+            raise PtxError(f"line {where}: a second kernel named {entry.name}: ptxas takes no such module")
+        seen.add(entry.name)
 
 
 def _arch(module: Module) -> int:

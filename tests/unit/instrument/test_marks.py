@@ -158,6 +158,12 @@ def test_what_cannot_be_marked_is_refused_with_a_reason(text: str, words: str) -
         instrument(text)
 
 
+def test_two_kernels_of_one_name_are_refused_with_the_line_of_the_second() -> None:
+    second = SMALL[SMALL.index(".visible") :]
+    with pytest.raises(PtxError, match="line 10: a second kernel named k: ptxas takes no such module"):
+        instrument(SMALL + second)
+
+
 def test_a_name_that_no_kernel_has_lists_those_that_are_there() -> None:
     with pytest.raises(PtxError, match=r"there are k$"):
         instrument(SMALL, kernels="matmul")
