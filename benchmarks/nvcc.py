@@ -5,6 +5,9 @@ below `warplens record`), what was recorded, seconds of each compilation. The pr
 nothing of warplens.
 
     python benchmarks/nvcc.py -o benchmarks/results/nvcc.json
+    python benchmarks/nvcc.py --compile -o benchmarks/results/nvcc_compile.json
+
+The second needs no GPU: seconds that a file of one kernel takes to compile, which is what host.hpp takes in each file.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import json
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -114,6 +118,42 @@ def extension(folder: Path) -> dict[str, Any]:
     return {"compiled": compiled, **measured(commands, "softmax", folder)}
 
 
+SMALL = """__global__ void reversed(float* x) {
+  __shared__ float part[32];
+  part[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = part[31 - threadIdx.x];
+}
+int main() { reversed<<<1, 32>>>(nullptr); }
+"""
+SMALL_OPTIONS = (["-arch=sm_90"], ["-arch=sm_90a"], ["-arch=sm_90", "-O3"])
+COMPILE_ROUNDS = 7
+
+
+def compile_times(folder: Path) -> dict[str, Any]:
+    """By nvcc's options, of each compiler in turn: seconds of CPU time of all that it starts, and of the clock."""
+    source = folder / "small.cu"
+    source.write_text(SMALL, encoding="utf-8")
+    found: dict[str, Any] = {}
+    for options in SMALL_OPTIONS:
+        times: dict[str, list[list[float]]] = {"nvcc": [], "warplens nvcc": []}
+        for _ in range(COMPILE_ROUNDS):
+            for name, compiler in (("nvcc", ["nvcc"]), ("warplens nvcc", [*OURS, "nvcc"])):
+                before = os.times()
+                clock = seconds([*compiler, *options, "-c", str(source), "-o", str(folder / "small.o")])["seconds"]
+                now = os.times()
+                used = now.children_user + now.children_system - before.children_user - before.children_system
+                times[name].append([round(used, 2), clock])
+        medians = {name: list(map(statistics.median, zip(*own, strict=True))) for name, own in times.items()}
+        found[" ".join(options)] = {"cpu_and_clock_s": medians, "rounds": times}
+    return found
+
+
+def processor() -> str:
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return f"{(re.findall(r'model name.*: (.*)', text) or ['?'])[0]}, {os.cpu_count()} CPUs"
+
+
 def device() -> dict[str, str]:
     names = ["name", "driver_version", "clocks.sm", "clocks.mem", "power.limit", "temperature.gpu"]
     command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
@@ -127,17 +167,24 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=("gemm", "torch_extension"), help="of the result that is there the rest stays"
     )
+    parser.add_argument("--compile", action="store_true", help="only how long a small file takes, without a GPU")
     parser.add_argument("--folder", type=Path, help="where what is built stays")
     arguments = parser.parse_args()
     output = arguments.output
     nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
     result: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": "python benchmarks/nvcc.py",
-        "device": device(),
+        "command": "python benchmarks/nvcc.py" + " --compile" * arguments.compile,
+        **({"processor": processor()} if arguments.compile else {"device": device()}),
         "nvcc": (re.findall(r"release.*", nvcc) or [nvcc])[0],
         "warplens": warplens.__version__,
     }
+    if arguments.compile:
+        host = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+        with tempfile.TemporaryDirectory() as name:
+            result |= {"host_compiler": host, "small": compile_times(Path(name))}
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        return
     if arguments.only and output.exists():
         result = {**json.loads(output.read_text(encoding="utf-8")), **result}
     with tempfile.TemporaryDirectory() as name:

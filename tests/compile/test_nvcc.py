@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import warplens
 from tests.machine_code import tool
 from tests.unit.instrument.test_recorder import LOOP
 from tests.unit.instrument.test_recorder import run as run_on_cpu
@@ -160,6 +161,26 @@ def test_what_is_marked_is_chosen_by_options_or_by_the_environment(monkeypatch: 
     assert len(sites_of("a.o")) == 1
 
 
+STRICT = "-Wall,-Wextra,-Werror,-Wshadow,-Wconversion,-Wsign-conversion,-Wuseless-cast,-Wcast-qual,-Wdouble-promotion"
+STRICT += ",-Wcast-align=strict,-Wnon-virtual-dtor,-Wnull-dereference,-Wmissing-declarations,-Wextra-semi,-Wformat=2"
+"""Of g++; what nvcc's own headers do not pass (-Wpedantic, -Wold-style-cast, -Wundef) no build can ask for."""
+
+
+def test_what_a_build_takes_for_errors_is_looked_for_in_its_own_code_alone(place: Path) -> None:
+    nvcc(*SM_90, "-O3", "-Xcompiler", f"{STRICT},-Weffc++", "-Werror", "all-warnings", "-c", "a.cu")
+    assert len(sites_of("a.o")) == 1
+    (place / "a.cu").write_text(MAIN + "inline int f(int n) { { int n = 1; return n; } }\n", encoding="utf-8")
+    said = nvcc(*SM_90, "-Xcompiler", STRICT, "-c", "a.cu", code=1).stderr
+    assert set(re.findall(r"error: .*\[-Werror=(\w+)\]", said)) == {"shadow"}
+
+
+def test_a_source_that_includes_the_header_itself_compiles_without_a_warning(place: Path) -> None:
+    (place / "a.cu").write_text("#include <warplens/host.hpp>\n" + MAIN, encoding="utf-8")
+    command = ["nvcc", *SM_90, "-std=c++17", "-O3", "-Xcompiler", STRICT, f"-I{warplens.get_include()}", "-c", "a.cu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -210,8 +231,6 @@ WARPLENS_SITES(mine, first);
 __global__ void by_hand(float* p) { warplens::Recorder<mine> r; r.phase(mine::first); __syncthreads(); *p = 1; }
 """
     (place / "a.cu").write_text(own + MAIN, encoding="utf-8")
-    import warplens
-
     nvcc(*SM_90, f"-I{warplens.get_include()}", "-c", "a.cu")
     assert sorted(map(len, sites_of("a.o"))) == [1, 3]
 

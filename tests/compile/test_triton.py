@@ -43,6 +43,17 @@ def test_kernels_are_marked_while_recording_alone_also_from_a_cache(tmp_path: Pa
         assert any("has moved cp.async of line" in note for note in found["notes"])
 
 
+def test_marks_of_the_source_do_not_get_into_the_cache_of_a_program_that_sets_its_own_hook(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time Triton compiles nothing, and says as much
+        found = run(tmp_path, "with_triton.py", "hook")
+        by_options = tuple(map(int, found["version"].split(".")[:2])) < (3, 7)
+        assert found["steps"]["marked"] == {"marks": 5 if by_options else 0, "loaded": [["marked_matmul", True]]}
+        assert sum("the program set a hook of its own" in note for note in found["notes"]) == (not by_options)
+    if not by_options:
+        kept = [path for path in tmp_path.rglob("*.ptx") if b"warplens.mark" in path.read_bytes()]
+        assert kept == []
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: pip install torch")
 @pytest.mark.parametrize("threads", [1, 2], ids=["in the process", "by a worker"])
 def test_what_inductor_compiles_is_marked_as_it_is_loaded_also_from_its_caches(threads: int, tmp_path: Path) -> None:

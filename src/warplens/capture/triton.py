@@ -132,6 +132,7 @@ class TritonDoor:
     def _mark(self, kernel: Any) -> None:
         """Gives a kernel that is about to be loaded its marks."""
         self._undo += triton_inductor.join(self.hooks.set_aside)
+        self.hooks.look()
         if layout.DESCRIPTOR_SYMBOL in str(kernel.asm.get("ptx")):
             return
         own, notes = self._capture.options, self._capture.notes

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,14 +24,23 @@ _LEAST_VERSION: Final = (3, 6)
 _KEY_FROM_HOOK: Final = (3, 7)
 """From here on Triton asks the hook of its stages for a key of its caches."""
 
+_HOOK: Final = "add_stages_inspection_hook"
+_MODE: Final = "instrumentation_mode"
+_MARKS: Final = "warplens.triton.marks"
+"""What a program whose source has marks has imported, unless they are Proton's scopes."""
+_REPLACED: Final = (
+    "marks in the source of Triton kernels are left out: the program set a hook of its own after Triton was imported "
+    f"(knobs.runtime.{_HOOK}), and they would get into its cache"
+)
+
 _active: Hooks | None = None
 
 
-def key_hook(own: str, previous: Any) -> Callable[..., Any]:
+def key_hook(own: str, previous: Any, live: Callable[[], bool] = lambda: True) -> Callable[..., Any]:
     """Triton's hook of a compilation's stages, from 3.7 on: gives a key to its caches, and changes no stage.
 
     Called with no arguments, which Triton does at every launch, a key and its hash; with five whoever was hooked before
-    has the stages.
+    has the stages. Not `live`: the key is as without it, for a hook of the program's may still call it.
     """
 
     @functools.lru_cache(8)
@@ -42,8 +52,8 @@ def key_hook(own: str, previous: Any) -> Callable[..., Any]:
 
     def hook(*arguments: Any) -> Any:
         if previous is None:
-            return None if arguments else alone
-        return previous(*arguments) if arguments else joined(previous()[0])
+            return None if arguments else alone if live() else ("", "")
+        return previous(*arguments) if arguments or not live() else joined(previous()[0])
 
     return hook
 
@@ -58,8 +68,9 @@ class Hooks:
         self._silent = 0
         self._emitted = 0
         self._of_options = False  # whether a compilation's own options say that it is of this recording
-        self._aside: list[tuple[Any, str]] = []
-        self._before: list[Any] = []
+        self._aside: list[tuple[Any, str, Any, Any]] = []  # owner, name, ours, the one before
+        self._runtime: Any = None
+        self._over = False
 
     def begin(self, triton: Any, *, each_config: bool) -> None:
         """Changes Triton, for a recording that is the only one."""
@@ -75,30 +86,44 @@ class Hooks:
     def patch(self, owner: Any, name: str, value: Any, *, aside: bool = False) -> None:
         """Sets an attribute until the end. `aside`: it goes back while an autotuner tries kernels."""
         before = getattr(owner, name)
-        self.undo.append(patched(owner, name, value, self._tell))
+        self.undo.append(patched(owner, name, value, self.look if aside else self._tell))
         if aside:
-            self._aside.append((owner, name))
-            self._before.append(before)
+            self._aside.append((owner, name, value, before))
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Kernels compiled meanwhile are clean, and not recorded."""
-        now = [getattr(owner, name) for owner, name in self._aside]
+        """Kernels compiled meanwhile are clean, and not recorded. What the program has set itself stays."""
+        own = [entry for entry in self._aside if getattr(entry[0], entry[1]) == entry[2]]
         self.trying += 1
         try:
-            for (owner, name), value in zip(self._aside, self._before, strict=True):
-                setattr(owner, name, value)
+            for owner, name, _, before in own:
+                setattr(owner, name, before)
             yield
         finally:
-            for (owner, name), value in zip(self._aside, now, strict=True):
-                setattr(owner, name, value)
+            for owner, name, value, before in own:
+                if getattr(owner, name) == before:
+                    setattr(owner, name, value)
             self.trying -= 1
+
+    def look(self, line: str = "") -> None:
+        """Tells where the program has set a hook in place of ours, and its source may have marks. line: what is told
+        of another attribute."""
+        if self._runtime is None:
+            if line:
+                self._tell(line)
+        elif not self.trying and _MARKS in sys.modules and not self._is_apart():
+            self._tell(_REPLACED)
 
     def emit(self, verb: str, name: str, semantic: Any) -> None:
         """Leaves a mark in the kernel that is being compiled: a comment in its PTX that has its place in the order."""
-        options = getattr(getattr(semantic, "builder", None), "options", None)
-        ours = not self._of_options or getattr(options, "instrumentation_mode", self._key) == self._key
-        if self.trying or self._silent or not ours:
+        if self.trying or self._silent:
+            return
+        if self._of_options:
+            options = getattr(getattr(semantic, "builder", None), "options", None)
+            if getattr(options, _MODE, self._key) != self._key:
+                return
+        elif not self._is_apart():
+            self._tell(_REPLACED)
             return
         self._emitted += 1
         core: Any = importlib.import_module("triton.language.core")
@@ -111,16 +136,32 @@ class Hooks:
         runtime, compilation = triton.knobs.runtime, triton.knobs.compilation
         self._of_options = _version(triton) < _KEY_FROM_HOOK
         if self._of_options:
-            self.patch(compilation, "instrumentation_mode", self._key, aside=True)
+            self.patch(compilation, _MODE, self._key, aside=True)
         else:
-            hook = key_hook(self._key, runtime.add_stages_inspection_hook)
-            self.patch(runtime, "add_stages_inspection_hook", hook, aside=True)
+            self._runtime = runtime
+            self.undo.append(self._end)
+            hook = key_hook(self._key, getattr(runtime, _HOOK), lambda: not self.trying and not self._over)
+            self.patch(runtime, _HOOK, hook, aside=True)
         cache = getattr(triton.knobs, "cache", None)
         place = getattr(cache, "dir", None)
         if place and not _writable(str(place)):
             folder = triton_inductor.temporary_folder()
             self.patch(cache, "dir", folder)
             self._tell(f"Triton's cache {place} cannot be written: recorded kernels are compiled into {folder}")
+
+    def _is_apart(self) -> bool:
+        """Whether what Triton compiles now has this recording's key in its caches: the program may have set a hook of
+        its own in place of ours, which gives another, or one that asks ours too."""
+        if self._runtime is None:
+            return True
+        hook = getattr(self._runtime, _HOOK, None)
+        try:
+            return hook is not None and self._key in hook()[0]
+        except Exception:  # it is the program's, and what it cannot do is between Triton and it
+            return False
+
+    def _end(self) -> None:
+        self._over = True
 
     def _join_autotuner(self) -> None:
         """What an autotuner tries runs clean, as it would without recording; then its choice is recorded."""

@@ -15,6 +15,7 @@ from warplens import layout
 from warplens.capture import audited, driver, machine, python, python_manifest, python_memory
 from warplens.capture.modules import parse_sites
 from warplens.capture.python import PythonCapture
+from warplens.errors import CompileError
 from warplens.instrument.shared_state import SHARED_STATE
 from warplens.trace import Trace
 
@@ -112,9 +113,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     resources = {"registers": 40, "shared_bytes": 0, "local_bytes": 0, "resident_blocks": 6}
     native_function = SimpleNamespace(resources=lambda *_: resources)
     monkeypatch.setattr(python_manifest, "Function", lambda *_: native_function)
-    monkeypatch.delattr(audited, "audit_builds")
+    monkeypatch.setattr(audited, "disassemble", no_machine_code)  # no module has this name of its own
     monkeypatch.setattr(python, "is_captured", lambda stream: stream == GRAPH_STREAM)
     return own
+
+
+def no_machine_code(_: bytes) -> str:
+    """In nvdisasm's place."""
+    raise CompileError("the stand-in's machine code is PTX")
 
 
 def assemble(text: str, wish: Any = None) -> tuple[bytes, str]:

@@ -314,7 +314,11 @@ def test_what_is_read_is_a_trace_also_where_launches_found_no_space(monkeypatch:
     done = recorder.run(recorder.STRAIGHT.format(threads=64), grid=3, turns=recorder.DESCRIPTOR + 64)
     sites = done.trace.manifest["site_sets"][0]
     monkeypatch.setattr("warplens.capture.machine.clock_state", lambda _: None)
-    monkeypatch.delattr("warplens.capture.audited.audit_builds")
+
+    def fail(_: bytes) -> str:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr("warplens.capture.audited.disassemble", fail)
     resources = {"registers": 40, "shared_bytes": 0, "local_bytes": 0, "resident_blocks": 6}
     entry = {"name": "straight", "site_set": sites["name"], "clean": None, "traced": resources, "clean_ns": None}
     entry |= {"traced_ns": None, "not_measured": "none was added", "mark_cost_cycles": None}
@@ -330,7 +334,7 @@ def test_what_is_read_is_a_trace_also_where_launches_found_no_space(monkeypatch:
     assert len(trace.spans) == 3 * 2 * len(sites["sites"])
     assert "lost_events" in set(trace.problems["kind"])
     assert trace.manifest["note"] == "a note"
-    assert "the audit failed" in trace.manifest["kernels"][0]["audit"]["not_audited"]
+    assert trace.manifest["kernels"][0]["audit"]["not_audited"] == "the audit failed: not foreseen"
     one = make_recording(memory, 0, [kernel], launches[:1], PythonOptions(blocks=(1,)), [])
     assert one is not None
     assert set(Trace.from_recording(one).spans["block"]) == {1}

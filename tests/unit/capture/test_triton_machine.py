@@ -5,6 +5,7 @@ Triton, the driver and its memory are stand-ins; the marked PTX runs.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +60,13 @@ def record(gpu: Gpu, program: Callable[[], None], **options: Any) -> TritonCaptu
     with capture:
         program()
     return capture
+
+
+def test_the_stand_ins_take_no_name_away_that_a_module_imported_later_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: set(vars(module)) for name, module in sys.modules.items() if name.startswith("warplens")}
+    Fake().install(monkeypatch)
+    install(monkeypatch)
+    assert not {name: gone for name, own in before.items() if (gone := own - set(vars(sys.modules[name])))}
 
 
 def test_launches_of_two_kernels_are_told_apart(gpu: Gpu) -> None:

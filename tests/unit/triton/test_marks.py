@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import warplens.triton
-from tests.unit.capture.triton_stand_in import Fake
+from tests.unit.capture.triton_stand_in import CompiledKernel, Fake
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture, TritonWarning
 from warplens.instrument.source import marker
@@ -53,6 +53,62 @@ def test_a_compilation_without_the_recordings_key_gets_no_marks(fake: Fake) -> N
     with TritonCapture():
         warplens.triton.phase("load", _semantic=semantic_of(""))
     assert fake.emitted == []
+
+
+LEFT_OUT = "are left out: the program set a hook of its own after Triton was imported"
+
+
+def theirs(*arguments: Any) -> Any:
+    return None if arguments else ("theirs", "their hash")
+
+
+def test_under_a_key_of_the_programs_own_hook_no_marks_are_left_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton 3.7 and newer: the hook's key is all that keeps marked kernels out of the program's cache."""
+    fake = Fake(version="3.9.0").install(monkeypatch)
+    with TritonCapture(quiet=True) as capture:
+        fake.knobs.runtime.add_stages_inspection_hook = theirs
+        marks()
+        with capture.door.hooks.set_aside():  # an autotuner tries kernels as the program has them compiled
+            assert fake.knobs.runtime.add_stages_inspection_hook is theirs
+        marks()
+        fake.knobs.runtime.add_stages_inspection_hook = None
+        marks()
+        fake.knobs.runtime.add_stages_inspection_hook = theirs
+    assert fake.emitted == []
+    assert [LEFT_OUT in note for note in capture.notes] == [True]
+    assert fake.knobs.runtime.add_stages_inspection_hook is theirs
+
+
+def test_kernels_of_a_cache_without_marks_are_told_of_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled then that could be asked."""
+    fake = Fake(version="3.9.0").install(monkeypatch)
+    with TritonCapture(PythonOptions(kernels="none of them")) as capture:
+        fake.knobs.runtime.add_stages_inspection_hook = theirs
+        with pytest.warns(TritonWarning, match=LEFT_OUT):
+            CompiledKernel()._init_handles()
+    assert len(capture.notes) == 1
+
+
+def test_a_hook_that_asks_the_one_that_was_there_has_marks_until_the_recording_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = Fake(version="3.9.0").install(monkeypatch)
+    with TritonCapture() as capture:
+        ours = fake.knobs.runtime.add_stages_inspection_hook
+
+        def asks(*arguments: Any) -> Any:
+            return ours(*arguments) if arguments else ("theirs" + ours()[0], "their hash" + ours()[1])
+
+        fake.knobs.runtime.add_stages_inspection_hook = asks
+        marks()
+        assert PythonOptions().key in asks()[0]
+        with capture.door.hooks.set_aside():
+            assert asks() == ("theirs", "their hash")
+    assert len(fake.emitted) == 4
+    assert capture.notes == []
+    assert asks() == ("theirs", "their hash")
 
 
 def test_a_kernel_that_marks_keep_from_compiling_is_compiled_without(fake: Fake) -> None:

@@ -3,6 +3,9 @@
 #ifndef WARPLENS_DETAIL_AUTOMATIC_HPP
 #define WARPLENS_DETAIL_AUTOMATIC_HPP
 
+// What follows is as from -isystem: warnings that the program's build asks for are for the program's own code.
+#pragma GCC system_header
+
 #if defined(__CUDACC__) && defined(__cplusplus) && __cplusplus >= 201703L
 #include "../host.hpp"
 #endif

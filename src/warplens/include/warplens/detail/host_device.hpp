@@ -132,14 +132,14 @@ class Device {
     return windowed && copy_in(slot.descriptor->control + layout::kControlChoice, choice);
   }
 
-  // Pairs of clock and globaltimer of every SM, by a kernel in `stream` that holds each SM alone.
-  bool calibrate(Handle function, Handle stream) {
+  // Pairs of clock and globaltimer of every SM, by a kernel in `own` that holds each SM alone.
+  bool calibrate(Handle function, Handle own) {
     int shared = attribute(kAttributeSharedOptin) - 1024;
     unsigned edges = kEdges, gap = kGapNs;
     void* arguments[] = {&pairs_, &edges, &gap};
     driver_.cuFuncSetAttribute(function, kFunctionMaxDynamicShared, shared);
     const auto sms = static_cast<unsigned>(attribute(kAttributeSmCount));
-    return driver_.cuLaunchKernel(function, sms, 1, 1, 32, 1, 1, static_cast<unsigned>(shared), stream, arguments,
+    return driver_.cuLaunchKernel(function, sms, 1, 1, 32, 1, 1, static_cast<unsigned>(shared), own, arguments,
                                   nullptr) == kSuccess;
   }
   // What `calibrate` measured, once its stream has come so far. `looking`: while a kernel may hang.
@@ -178,9 +178,9 @@ class Device {
     return steps[steps.size() / 2];
   }
 
-  // Puts other data into the L2 cache, in `stream`.
-  bool flush_l2(Handle stream) {
-    return make_flushed() && driver_.cuMemsetD8Async(flushed_, 0, flushed_bytes(), stream) == kSuccess;
+  // Puts other data into the L2 cache, in `own`.
+  bool flush_l2(Handle own) {
+    return make_flushed() && driver_.cuMemsetD8Async(flushed_, 0, flushed_bytes(), own) == kSuccess;
   }
 
   std::string pci_address() const {
@@ -249,16 +249,22 @@ class Device {
     staging_ = static_cast<unsigned char*>(host);
     control_ = staging_ + kPieceBytes;
     auto* descriptors = control_ + layout::kControlBytes;
-    off_ = reinterpret_cast<layout::Descriptor*>(descriptors + 64 * kSlots);
+    off_ = at<layout::Descriptor>(descriptors + 64 * kSlots);
     std::memset(descriptors, 0, 64 * (kSlots + 1));
     if (driver_.cuMemAlloc_v2(&pairs_, sms * kEdges * sizeof(Pair)) != kSuccess) return false;
     if (!make_fresh(static_cast<std::uint32_t>(chunks))) return false;
     for (unsigned i = 0; i < kSlots; ++i) {
-      slots_[i].descriptor = reinterpret_cast<layout::Descriptor*>(descriptors + 64 * i);
+      slots_[i].descriptor = at<layout::Descriptor>(descriptors + 64 * i);
       if (!make_slot(slots_[i], static_cast<std::uint32_t>(chunks))) return false;
     }
     if (options_.cold_l2 && !make_flushed()) return false;
     return driver_.cuStreamSynchronize(stream) == kSuccess;
+  }
+
+  // What lies there, at a place that has its alignment.
+  template <class T>
+  static T* at(unsigned char* bytes) {
+    return static_cast<T*>(static_cast<void*>(bytes));
   }
 
   std::size_t flushed_bytes() const { return 2 * static_cast<std::size_t>(attribute(kAttributeL2Bytes)); }
@@ -268,7 +274,7 @@ class Device {
   bool make_fresh(std::uint32_t chunks) {
     shared_ = chunks / 2 / layout::kCursorCount * layout::kCursorCount;
     std::memset(control_, 0, layout::kControlBytes);
-    auto* choice = reinterpret_cast<std::uint32_t*>(control_ + layout::kControlChoice);
+    auto* choice = at<std::uint32_t>(control_ + layout::kControlChoice);
     std::uint32_t odd = options_.every_block, twos = 0, inverse = 1;
     for (; odd % 2 == 0; odd /= 2) ++twos;
     for (int i = 0; i < 5; ++i) inverse *= 2 - odd * inverse;  // Newton's: as layout.choice

@@ -77,17 +77,17 @@ struct Options {
     folder = keys["folder"];
     kernels = keys["kernels"];
     nvtx_include = keys["nvtx_include"];
-    for (auto& text :
+    for (auto& own :
          {std::make_pair("note", &note), std::make_pair("host", &host), std::make_pair("command", &command)}) {
-      if (keys.count(text.first) != 0) *text.second = keys[text.first];
+      if (keys.count(own.first) != 0) *own.second = keys[own.first];
     }
     paused = number("paused", 0) != 0;
     switched = number("switched", 0) != 0;
     replay = number("replay", 0) != 0;
     cold_l2 = number("cold_l2", 0) != 0;
     with_source = number("source", 1) != 0;
-    for (auto& text : {std::make_pair("policy", &policy), std::make_pair("keep", &keep)}) {
-      if (keys.count(text.first) != 0) *text.second = keys[text.first];
+    for (auto& own : {std::make_pair("policy", &policy), std::make_pair("keep", &keep)}) {
+      if (keys.count(own.first) != 0) *own.second = keys[own.first];
     }
     skip = number("launch_skip", 0);
     count = number("launch_count", 100);

@@ -157,7 +157,7 @@ class Replay {
   void take(const Timed& timed) {
     float ms = 0;
     if (timed.is_time && driver_.cuEventElapsedTime(&ms, timed.start, timed.stop) == kSuccess) {
-      (timed.traced ? traced_ns : clean_ns).push_back(ms * 1e6);
+      (timed.traced ? traced_ns : clean_ns).push_back(double{ms} * 1e6);
     }
     for (const Handle event : {timed.start, timed.stop}) {
       if (event != nullptr) driver_.cuEventDestroy_v2(event);

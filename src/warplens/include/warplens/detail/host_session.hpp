@@ -410,7 +410,7 @@ class Session {
     if (pending.slot == nullptr) {
       std::lock_guard<std::mutex> lock(mutex_);
       auto& into = pending.group->kernel->clean != nullptr ? pending.group->clean_ns : pending.group->off_ns;
-      if (has_time) into.push_back(ms * 1e6);
+      if (has_time) into.push_back(double{ms} * 1e6);
       pending.group->idle += !has_time;
       return;
     }
@@ -443,7 +443,7 @@ class Session {
       writer_.drop_records();
       return;
     }
-    if (has_time) group.traced_ns.push_back(ms * 1e6);
+    if (has_time) group.traced_ns.push_back(double{ms} * 1e6);
     if (contents.sites_hash != 0) group.sites_hash = contents.sites_hash;
     kernels_.count_recorded(group);
     writer_.add_launch(number, *pending.device, group, contents, pending.stream.handle, options_, false, 0);

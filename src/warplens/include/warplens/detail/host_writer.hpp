@@ -145,8 +145,7 @@ class Writer {
   // Once a process: it is the program's own stderr.
   void complain(const std::string& why) {
     if (complained_.exchange(true)) return;
-    std::fprintf(stderr, "warplens: this process (%d) is not recorded further: %s\n", static_cast<int>(getpid()),
-                 why.c_str());
+    std::fprintf(stderr, "warplens: this process (%d) is not recorded further: %s\n", getpid(), why.c_str());
     why_ = why;
   }
 
