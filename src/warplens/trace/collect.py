@@ -1,7 +1,8 @@
 """The files that the processes of a recorded program left in a folder, given their names.
 
 In: the folder, and how files are to be called. Out: `.wlens` files in their places. Whole files are moved; of those
-that were cut off (a crash, a kill) the complete launches are kept, on a full disk as `.wlens.part`. Must not import Polars.
+that were cut off (a crash, a kill) the complete launches are kept, on a full disk as `.wlens.part`. Must not import
+Polars.
 """
 
 from __future__ import annotations
