@@ -98,7 +98,8 @@ def _facts(file: Path, manifest: dict[str, Any]) -> list[tuple[str, str]]:
     if stopped:
         state = f"INCOMPLETE: the kernel was stopped after {stopped['after_s']:.3g} s: {stopped['why']}"
     facts = [("file", f"{file}, {byte_size(file.stat().st_size)}, {state}")]
-    facts.append(("format", f"{written}, written by warplens {manifest.get('warplens')} at {manifest.get('created')}"))
+    by = f"warplens {manifest['warplens']}" if manifest.get("warplens") else "a program with warplens/host.hpp"
+    facts.append(("format", f"{written}, written by {by} at {manifest.get('created')}"))
     device = manifest.get("device")
     if device:
         capability = ".".join(str(v) for v in entries(device.get("compute_capability")) or ["?"])

@@ -23,5 +23,9 @@ def merge(files: tuple[Path, ...], output: Path, force: bool) -> None:
 
     if output.exists() and not force:
         raise UsageError(f"{output} is there already: -f writes over it")
+    first: dict[Path, Path] = {}
+    for path in files:
+        if (same := first.setdefault(path.resolve(), path)) is not path:
+            raise UsageError(f"{path} is the same file as {same}: its launches would be there twice")
     merge_traces([open_trace(path) for path in files]).save(output)
     finish([output], f"warplens summary {quoted(output)} --by launch")

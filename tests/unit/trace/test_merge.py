@@ -6,8 +6,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from click.testing import CliRunner
 
 from tests.synthesis import fake_recording
+from warplens.cli import main
 from warplens.errors import UsageError
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
@@ -60,3 +62,16 @@ def test_two_different_sets_of_one_name_are_refused() -> None:
 def test_a_merged_trace_says_that_nothing_aligned_its_clocks() -> None:
     both = merge([recorded(1, seed=1), recorded(1, seed=2)])
     assert both.problems.filter(pl.col("kind") == "clocks_not_aligned").height == 1
+
+
+def test_the_command_takes_each_file_once(tmp_path: Path) -> None:
+    for number in (1, 2):
+        recorded(1, seed=number).save(tmp_path / f"{number}.wlens")
+    (tmp_path / "same.wlens").symlink_to(tmp_path / "1.wlens")
+    output = tmp_path / "out.wlens"
+    names = [str(tmp_path / name) for name in ("1.wlens", "2.wlens", "same.wlens")]
+    twice = CliRunner().invoke(main, ["merge", "-o", str(output), *names])
+    assert (twice.exit_code, output.exists()) == (2, False)
+    assert "would be there twice" in twice.output
+    assert CliRunner().invoke(main, ["merge", "-o", str(output), *names[:2]]).exit_code == 0
+    assert open_trace(output).launches.height == 2
