@@ -30,7 +30,7 @@ BUILDS = {
     "chosen at run time": ["-DWARPLENS_1D", *ARENA, "-DWARPLENS_STEPS_ONLY"],
     "in a program": ["-DWARPLENS_1D"],
 }
-FORMS = 8
+FORMS = 10
 
 
 def counted(source: Path, name: str, arch: str, options: list[str], opcode: str) -> dict[str, int]:

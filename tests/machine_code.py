@@ -130,8 +130,8 @@ def usual_turn(kernel: Section, opcode: str) -> list[Instruction]:
     code = kernel.code
     at_work = [at for at, instruction in enumerate(code) if instruction.name == opcode]
     jumps = [(kernel.labels[label], at) for at, own in enumerate(code) if own.name == "BRA" for label in own.targets]
-    around = [(end - at, at, end) for at, end in jumps if at <= at_work[0] and end >= at_work[-1]]
-    _, at, end = min(around)
+    # The first jump back: code that is rare jumps back too, from behind.
+    end, at = min((end, at) for at, end in jumps if at <= at_work[0] and end >= at_work[-1])
     turn = []
     while at <= end:
         turn.append(code[at])

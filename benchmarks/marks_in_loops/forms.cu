@@ -25,6 +25,8 @@ extern "C" __device__ __noinline__ void flush(u32 word, u64 address) {
   asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
 }
 
+extern "C" __device__ __noinline__ void nothing(u32 word) { asm volatile("" ::"r"(word) : "memory"); }
+
 extern "C" __global__ void run(long long* cycles, float* sums, int turns, float factor, u32* records) {
   const u32 lane = threadIdx.x % 32u, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32u;
   const u64 address = reinterpret_cast<u64>(records + warp * 64u + lane);
@@ -65,6 +67,18 @@ extern "C" __global__ void run(long long* cycles, float* sums, int turns, float 
     if (full) __trap();
     keep(kept, lane, count, word);
     full = ++count == opaque(99999999u);
+#elif FORM == 8  // all are stored each 24, behind a branch, without a call
+    keep(kept, lane, count, word);
+    if (++count > 23u) {
+      asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(address), "r"(kept) : "memory");
+      count = 0;
+    }
+#elif FORM == 9  // each 24 a function is called that stores nothing
+    keep(kept, lane, count, word);
+    if (++count > 23u) {
+      nothing(kept);
+      count = 0;
+    }
 #endif
 #pragma unroll
     for (int j = 0; j < 64; ++j) asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(sum) : "f"(factor));

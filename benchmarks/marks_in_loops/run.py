@@ -36,6 +36,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "clean": {},
     "packed": {"policy": "packed"},
     LOOPS: {"policy": "packed"},
+    f"{LOOPS}, iterations announced": {"policy": "packed"},
     "packed, narrowable": {"policy": "packed", "warps": tuple(range(32))},
     "packed, switched off": {"policy": "packed", "warps": tuple(range(32))},
     "stream": {"policy": "stream"},
@@ -48,6 +49,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "packed, keep newest": {"policy": "packed", "keep": "newest"},
 }
 MARKS = {  # else a phase
+    f"{LOOPS}, iterations announced": "rec.iteration(i); rec.phase(loop::turn)",
     "mark_lane": "rec.mark_lane(loop::turn)",
     "mark_lane by one lane in four": "if (threadIdx.x % 4 == 0) rec.mark_lane(loop::turn)",
     "mark_lane, switched off": "rec.mark_lane(loop::turn)",
@@ -62,6 +64,8 @@ FORMS = (
     "kept in lanes, stored each 24 by a call behind a branch",
     "kept in lanes, and a branch that is never taken",
     "kept in lanes, and a branch that is never taken and known a turn ahead",
+    "kept in lanes, stored each 24 behind a branch, without a call",
+    "kept in lanes, and each 24 a call of a function that stores nothing",
 )
 TURNS = 256
 LAUNCHES = 15
@@ -164,7 +168,7 @@ def prepared(kernel: CudaKernel, name: str, options: dict[str, Any], arena: Aren
         return kernel._build(kernel.clean or "", ()).function.handle
     blocks, threads = shape
     build, _ = kernel.traced_build(
-        (blocks, 1, 1), (threads, 1, 1), RecordOptions(**options), arena, loops=name == LOOPS
+        (blocks, 1, 1), (threads, 1, 1), RecordOptions(**options), arena, loops=name.startswith(LOOPS)
     )
     value = arena.descriptor().reshape(1)
     checked(driver.cuMemcpyHtoD(build.library.symbol(layout.DESCRIPTOR_SYMBOL), value.ctypes.data, value.nbytes))

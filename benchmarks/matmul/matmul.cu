@@ -103,6 +103,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   unsigned full = shared, empty = shared + (kStages - 1u) * kStageBytes;
 #pragma unroll 1
   for (unsigned step = 0; step < steps; ++step) {
+    rec.iteration(step);  // its marks share one question
     rec.phase(matmul::stage);
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2u) : "memory");
     rec.wait(matmul::barrier);

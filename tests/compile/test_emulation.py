@@ -16,6 +16,7 @@ from tests.emulation import (
     CODE_BITS,
     DETACHED,
     FULL,
+    ITERATION,
     POLICIES,
     Case,
     Result,
@@ -68,7 +69,21 @@ def random_program(rng: random.Random, length: int) -> list[Step]:
         if verb == "s":
             started.append(value)
         steps.append(Step(verb, rng.randrange(1, 9), value, lanes_of(rng, verb)))
-    return steps
+    return with_iterations(rng, steps) if rng.random() < 0.4 else steps
+
+
+def with_iterations(rng: random.Random, steps: list[Step]) -> list[Step]:
+    """The same marks in a loop that says where its iterations begin, of a few marks or of more than have room."""
+    first = next((at for at, step in enumerate(steps) if step.verb not in DETACHED), len(steps)) + 1
+    most = rng.choice([1, 3, 6, 12])
+    out, left = steps[:first], 0
+    for number, step in enumerate(steps[first:]):
+        if left == 0:
+            out.append(Step(ITERATION, value=number))
+            left = rng.randrange(1, most + 1)
+        out.append(step)
+        left -= 1
+    return out
 
 
 def lanes_of(rng: random.Random, verb: str) -> int:
@@ -296,7 +311,7 @@ def diverging_case(rng: random.Random) -> Case:
         if rng.random() < 0.04:
             left |= lanes
             steps.append(Step("X", lanes=lanes))
-        steps.append(Step(rng.choice("pmMlF"), rng.randrange(1, 9), rng.randrange(9), lanes & ~left))
+        steps.append(Step(rng.choice("pmMlFi"), rng.randrange(1, 9), rng.randrange(9), lanes & ~left))
     whole = [Step("p")]
     chunks = rng.choice([17_000, 3000, 3, 0])
     return Case(

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.machine_code import audited_build, text_section, tool, yields
+from tests.odd_ptx import commented, without_its_comments
 from warplens import layout
 from warplens.capture.audited import audit_builds, disassemble
 from warplens.capture.modules import read_site_sets, registers_and_frame, shared_bytes
 from warplens.instrument import Instrumented, Mode, Selection, State, instrument
-from warplens.instrument.read import read
+from warplens.instrument.head import target
+from warplens.instrument.read import read, without_comments
 from warplens.instrument.selection import ALSO
 
 pytestmark = pytest.mark.compile
@@ -64,6 +66,27 @@ FULL_MEMORY = """
 """
 
 
+CLUSTER = """
+.version 8.7
+.target {target}
+.address_size 64
+.visible .entry k(.param .u64 out)
+{head}
+{{
+	.reg .b32 %r1;
+	.reg .b64 %rd1;
+	.reg .pred %p1;
+	ld.param.u64 %rd1, [out];
+	mov.u32 %r1, %tid.x;
+	{before}
+	barrier.cluster.arrive.aligned;
+	barrier.cluster.wait.aligned;
+	st.global.u32 [%rd1], %r1;
+	ret;
+}}
+"""
+
+
 @dataclass
 class Assembled:
     cubin: bytes
@@ -74,9 +97,9 @@ class Assembled:
 def assembled(text: str, folder: Path, name: str) -> Assembled:
     source, out = folder / f"{name}.ptx", folder / f"{name}.cubin"
     source.write_text(text, encoding="utf-8")
-    target = re.search(r"\.target\s+(\w+)", text)
-    assert target
-    command = [tool("ptxas"), "-v", "-lineinfo", f"--gpu-name={target[1]}", str(source), "-o", str(out)]
+    found = target(without_comments(text))
+    assert found
+    command = [tool("ptxas"), "-v", "-lineinfo", f"--gpu-name={found[0]}", str(source), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:2000]
     return Assembled(out.read_bytes(), set(re.findall(r"\bC\d{4}\b", done.stderr)), done.stderr)
@@ -178,13 +201,29 @@ def test_without_lines_of_its_source_a_kernel_audits_as_with_them(name: str, tmp
         assert audits[0] == audits[1]
 
 
-def test_odd_spacing_and_comments_in_odd_places_change_no_machine_code(tmp_path: Path) -> None:
-    text = gzip.decompress((FOLDER / "nvcc_sm_90a.ptx.gz").read_bytes()).decode()
-    text = re.sub(r"//.*", "", text)
-    odd = re.sub(r", ", " /* ; } { ret; // */\n,\t", text).replace(";\n", "\n/**/;").replace(":\n", " // :\n:")
-    cubins = [assembled(instrument(own).text, tmp_path, "kernel").cubin for own in (text, odd)]
+@pytest.mark.parametrize("name", ["nvcc_sm_90a", "nvrtc_sm_90a", "triton_3.9.0_matmul_90"])
+def test_comments_between_all_tokens_change_no_machine_code(name: str, tmp_path: Path) -> None:
+    """The last two have `.loc`, some of inlined code, `.file` and `.section`."""
+    text = without_its_comments(gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode())
+    cubins = [assembled(instrument(own).text, tmp_path, "kernel").cubin for own in (text, commented(text))]
     for entry in read(text).entries:
         assert text_section(cubins[0], entry.name) == text_section(cubins[1], entry.name)
+
+
+@pytest.mark.parametrize("before", ["", "setp.lt.u32 %p1, %r1, 5; @%p1 ret;"])
+@pytest.mark.parametrize("head", ["", ".reqnctapercluster 2, 1, 1", ".explicitcluster"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_behind_a_cluster_barrier_no_clock_is_read_early(target: str, head: str, before: str, tmp_path: Path) -> None:
+    """Without `.explicitcluster` ptxas makes a second way with BAR.SYNC, for launches without clusters."""
+    found = instrument(CLUSTER.format(target=target, head=head, before=before))
+    cubin = assembled(found.text, tmp_path, "marked").cubin
+    code = disassemble(cubin)
+    assert "UCGABAR_WAIT" in code
+    assert ("BAR.SYNC" in code) == (head != ".explicitcluster")
+    assert found.kernels[0].site_set is not None
+    marks, _ = audited_build((cubin, "k"), None, found.kernels[0].site_set["sites"])
+    assert [mark["verb"] for mark in marks if mark["site"] is not None] == ["phase", "wait", "phase"]
+    assert [mark["finding"] for mark in marks if mark["severity"] == "warning"] == []
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])

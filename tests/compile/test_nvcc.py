@@ -146,8 +146,21 @@ def test_what_is_marked_is_chosen_by_options_or_by_the_environment(monkeypatch: 
     nvcc(*SM_90, "--warplens-level=coarse", "--warplens-sites=wait", "-c", "a.cu")
     assert sites_of("a.o") == [["a.cu:4-6 load", "a.cu:7 wait barrier 0", "a.cu:8-9 store"]]
     monkeypatch.setenv("WARPLENS_NVCC", "--warplens-kernels=other")
-    assert "no kernel without marks has a name that holds 'other'" in nvcc(*SM_90, "-c", "a.cu").stderr
+    told = nvcc(*SM_90, "-c", "a.cu").stderr
+    assert told == (
+        "warplens nvcc: a.cu (sm_90): compiled without marks: "
+        "no kernel without marks has a name that holds 'other': there are _Z11swap_halvesIfEvPT_\n"
+    )
     assert sites_of("a.o") == []
+    done = subprocess.run([*OURS[:-1], "doctor", "--binary", "a.o"], capture_output=True, text=True, check=True)
+    assert "a.o: record does not see it" in done.stdout
+    monkeypatch.delenv("WARPLENS_NVCC")
+    told = nvcc(*SM_90, "--warplens-sites=nothing", "-c", "a.cu").stderr
+    assert told == (
+        "warplens nvcc: a.cu (sm_90): no site has a name that holds 'nothing': begin and end alone are marked\n"
+    )
+    done = subprocess.run([*OURS[:-1], "doctor", "--binary", "a.o"], capture_output=True, text=True, check=True)
+    assert "a.o: record sees it" in done.stdout
     nvcc(*SM_90, "--warplens-kernels=swap", "-c", "a.cu")  # what is given counts more
     assert len(sites_of("a.o")) == 1
 
@@ -205,6 +218,15 @@ def test_where_marks_cannot_be_it_compiles_without_and_says_why(place: Path) -> 
     assert "release" in nvcc("--version").stdout
     (place / "b.cpp").write_text("int other() { return 1; }", encoding="utf-8")
     assert nvcc("-c", "b.cpp").stderr == ""
+
+
+def test_a_kernel_with_too_many_sites_gets_fewer_and_the_others_what_was_asked_for(place: Path) -> None:
+    steps = "\n".join(f"  p[threadIdx.x + {n}] = {n}; __syncthreads();" for n in range(600))
+    (place / "a.cu").write_text(f"{MAIN}\n__global__ void large(float* p) {{\n{steps}\n}}\n", encoding="utf-8")
+    told = nvcc(*SM_90, "-c", "a.cu").stderr.splitlines()
+    why = "1,201 sites are too many to tell apart (at most 1,023): it gets begin and end"
+    assert told == [f"warplens nvcc: a.cu (sm_90): _Z5largePf: {why}"]
+    assert sorted(map(len, sites_of("a.o"))) == [1, 3]
 
 
 def test_a_source_with_marks_of_its_own_keeps_them(place: Path) -> None:

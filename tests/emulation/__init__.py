@@ -63,6 +63,8 @@ VERBS: dict[str, tuple[Any, str]] = {
 }
 
 
+ITERATION = "i"
+"""The begin of a loop's iteration: no event."""
 DETACHED = frozenset(verb for verb, (_, takes) in VERBS.items() if takes.startswith("detached"))
 """Behind a step of these all lanes that are left come together again, as the hardware has them do behind a branch."""
 
@@ -191,7 +193,7 @@ def events(steps: list[Step], end: int, marks: int = 1) -> list[Event]:
     out: list[Event] = []
     sequence, tokens = 0, {}
     for step in steps:
-        if step.verb in DETACHED:
+        if step.verb in DETACHED or step.verb == ITERATION:
             continue
         verb, takes = VERBS[step.verb]
         if takes == "token":

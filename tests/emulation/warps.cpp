@@ -231,6 +231,9 @@ __attribute__((noinline)) void run_steps() {
       case 'y':
         rec.arrive(site, join);
         break;
+      case 'i':
+        rec.iteration(step.value);
+        break;
       case 'X':
         return;  // these lanes leave
     }

@@ -15,6 +15,7 @@ import pytest
 
 import warplens
 from tests.marked import HEAD
+from warplens.capture import driver
 from warplens.errors import UsageError
 
 pytestmark = pytest.mark.gpu
@@ -62,6 +63,27 @@ def test_launches_of_a_program_are_chosen_and_none_is_added(tmp_path: Path) -> N
     assert rec.trace.launches.height == 3
     assert rec.trace.spans.height == 3 * 4 * 2 * 2
     assert warplens.open(path).manifest["complete"]
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_launches_are_recorded_while_another_stream_is_captured_and_leave_the_capture_alone(
+    rounds: int, tmp_path: Path
+) -> None:
+    kernel = warplens.Kernel(SOURCE, "add<true>")
+    native = driver.bindings()
+    flags, modes = native.CUstream_flags, native.CUstreamCaptureMode
+    captured, own = (driver.call("cuStreamCreate", flags.CU_STREAM_NON_BLOCKING) for _ in range(2))
+    memory = driver.DeviceMemory(4 * 256)
+    given = np.uint64(memory.address), np.float32(1)
+    with warplens.record(tmp_path / "run.wlens", rounds=rounds) as rec:
+        kernel.launch(4, 64, *given, stream=int(own))  # makes all ready
+        driver.call("cuStreamBeginCapture", captured, modes.CU_STREAM_CAPTURE_MODE_GLOBAL)
+        for _ in range(8):
+            kernel.launch(4, 64, *given, stream=int(own))
+        driver.call("cuGraphDestroy", driver.call("cuStreamEndCapture", captured))
+    assert rec.trace is not None
+    assert rec.ran["add<true>"] == (9, 9 - rounds)
+    assert rec.trace.launches.height == 9 - rounds
 
 
 def test_a_block_that_is_paused_records_from_start_to_stop(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from warplens.audit import findings
 from warplens.audit.builds import Build
 from warplens.audit.findings import Finding, Traced
-from warplens.audit.marks import Pin, find_marks, find_pins
+from warplens.audit.marks import Pin, find_marks, find_pins, is_clock_read, is_ours
 from warplens.audit.names import Mark, Texts
 from warplens.audit.paths import preceding
 from warplens.audit.places import is_unlined, place_clean, place_marked
@@ -24,7 +24,7 @@ from warplens.audit.sass import Frame, Section, read_sass
 from warplens.audit.waiting import last_part, words_of_issues, words_of_waits
 from warplens.errors import UsageError
 
-__all__ = ["COLUMNS", "MAX_INSTRUCTIONS", "Audit", "audit", "pick_section", "read_sass"]
+__all__ = ["COLUMNS", "MAX_INSTRUCTIONS", "Audit", "audit", "has_marks", "pick_section", "read_sass"]
 
 COLUMNS: Final = (
     "site",
@@ -60,6 +60,11 @@ def pick_section(sections: Sequence[Section], name: str) -> Section:
             return section
     there = ", ".join(section.name for section in sections[:8]) or "none"
     raise UsageError(f"no kernel {name!r} in the machine code: there are {there}")
+
+
+def has_marks(section: Section) -> bool:
+    """Whether a build reads clocks for marks, as far as its lines tell: it is then no clean one."""
+    return any(is_clock_read(own) and is_ours(own) for own in section.code)
 
 
 def audit(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from math import isnan
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 
 _ALIGNMENT: Final = 16
 """Of each parameter's value: no type of CUDA's wants more."""
+_INTEGERS: Final = {1: "b", 2: "h", 4: "i", 8: "q"}
+"""How `struct` writes a number of Python into so many bytes; one that is too large with a sign is tried without."""
+_CODES: Final[dict[type, str]] = {
+    **{np.dtype(f"i{size}").type: code for size, code in _INTEGERS.items()},
+    **{np.dtype(f"u{size}").type: code.upper() for size, code in _INTEGERS.items()},
+    np.bool_: "?",
+    np.float32: "f",
+    np.float64: "d",
+}
+"""How it writes numpy's scalars."""
 
 
 def pointer_of(value: Any) -> int | None:
@@ -84,19 +95,57 @@ def _dlpack_pointer(value: Any) -> int:
     return int(tensor.data or 0) + int(tensor.byte_offset)
 
 
+class _Table:
+    """Of parameters that `codes` write, as `struct` has them: memory for pointers to the values and the values behind,
+    and what fills it. The same for all launches of a kernel with arguments of the same types."""
+
+    def __init__(self, codes: Sequence[str], converts: Sequence[tuple[int, Callable[[Any], Any]]] = ()) -> None:
+        self.converts = converts
+        """Which values `struct` gets as something else, and what makes that of them; of what it cannot, None."""
+        self.spans: list[tuple[int, int]] = []
+        """Where each value begins and ends."""
+        room = 8 * max(len(codes), 1)
+        form = f"={len(codes)}Q"
+        for code in codes:
+            begin = room + -room % _ALIGNMENT
+            form += f"{begin - room}x{code}"
+            room = begin + struct.calcsize(f"={code}")
+            self.spans.append((begin, room))
+        self.begins = tuple(begin for begin, _ in self.spans)
+        self.memory, self.fill = ctypes.c_char * room, struct.Struct(form).pack_into
+
+
 @cache
-def _table_of(sizes_bytes: tuple[int, ...]) -> tuple[type[ctypes.Array[ctypes.c_char]], struct.Struct, tuple[int, ...]]:
-    """Of parameters of these sizes: the memory for pointers to values and the values behind, what fills it, and where
-    each value lies. The same for all launches of a kernel."""
-    offsets = []
-    room = 8 * max(len(sizes_bytes), 1)
-    form = f"={len(sizes_bytes)}Q"
-    for size in sizes_bytes:
-        gap = -room % _ALIGNMENT
-        offsets.append(room + gap)
-        form += f"{gap}x{size}s"
-        room += gap + size
-    return ctypes.c_char * room, struct.Struct(form), tuple(offsets)
+def _table_of_bytes(sizes_bytes: tuple[int, ...]) -> _Table:
+    return _Table([f"{size}s" for size in sizes_bytes])
+
+
+@lru_cache(maxsize=256)
+def _usual_table(sizes_bytes: tuple[int, ...] | None, *kinds: type) -> _Table | None:
+    """For arguments of these types, if `struct` can write all of them."""
+    codes, converts = [], []
+    for index, kind in enumerate(kinds):
+        size = None if sizes_bytes is None else sizes_bytes[index]
+        if kind is int or kind is bool:
+            code = _INTEGERS.get(4 if size is None else size, "")
+        elif kind is float:
+            code = "d" if size == 8 else "f"
+        elif hasattr(kind, "data_ptr") or hasattr(kind, "__cuda_array_interface__"):
+            code = "Q"
+            converts.append((index, pointer_of))
+        else:
+            code = _CODES.get(kind, "")
+            if kind is np.float32:
+                converts.append((index, _unless_nan))
+        if not code or size not in (None, struct.calcsize(f"={code}")):
+            return None
+        codes.append(code)
+    return _Table(codes, converts)
+
+
+def _unless_nan(value: Any) -> Any:
+    """`struct` changes bits of some."""
+    return None if isnan(value) else value
 
 
 class Arguments:
@@ -106,21 +155,33 @@ class Arguments:
     Raises UsageError when the number or the size of an argument does not fit.
     """
 
-    def __init__(self, values: Sequence[Any], sizes_bytes: Sequence[int] | None) -> None:
+    def __init__(self, values: Sequence[Any], sizes_bytes: tuple[int, ...] | None) -> None:
         if sizes_bytes is not None and len(values) != len(sizes_bytes):
             raise UsageError(f"the kernel takes {len(sizes_bytes)} arguments, {len(values)} were given")
         self._values = values
         self._copies: list[tuple[NDArray[Any], driver.DeviceMemory]] = []
-        if sizes_bytes is None:
-            self._packed = [self._pack(value, None, i) for i, value in enumerate(values)]
-        else:
-            self._packed = [
-                self._pack(value, size, i) for i, (value, size) in enumerate(zip(values, sizes_bytes, strict=True))
-            ]
-        memory, form, offsets = _table_of(tuple(map(len, self._packed)))
-        self._memory = memory()
+        table = _usual_table(sizes_bytes, *map(type, values))
+        if table is None or not self._fill_at_once(table, values):
+            sizes = [None] * len(values) if sizes_bytes is None else sizes_bytes
+            packed = [self._pack(value, sizes[i], i) for i, value in enumerate(values)]
+            self._fill(_table_of_bytes(tuple(map(len, packed))), packed)
+
+    def _fill_at_once(self, table: _Table, values: Sequence[Any]) -> bool:
+        """Whether that could be: not where a number wants its sign's bit, or has no room."""
+        if table.converts:
+            values = list(values)
+            for index, convert in table.converts:
+                values[index] = convert(values[index])
+        try:
+            self._fill(table, values)
+        except (struct.error, OverflowError):
+            return False
+        return True
+
+    def _fill(self, table: _Table, values: Sequence[Any]) -> None:
+        self._table, self._memory = table, table.memory()
         self.table = at = ctypes.addressof(self._memory)
-        form.pack_into(self._memory, 0, *[at + offset for offset in offsets], *self._packed)
+        table.fill(self._memory, 0, *[at + begin for begin in table.begins], *values)
 
     def _pack(self, value: Any, size: int | None, index: int) -> bytes:
         if isinstance(value, np.generic):
@@ -169,7 +230,9 @@ class Arguments:
 
     def words(self) -> list[int]:
         """Each 8 bytes of each parameter that an address could stand in."""
-        return [int.from_bytes(d[at : at + 8], "little") for d in self._packed for at in range(0, len(d) - 7, 8)]
+        raw = self._memory.raw
+        starts = [at for begin, end in self._table.spans for at in range(begin, end - 7, 8)]
+        return [int.from_bytes(raw[at : at + 8], "little") for at in starts]
 
     def copy_back(self) -> None:
         """Bring numpy arguments back from the GPU, where they may be written to."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +19,8 @@ from typing import Any, Final
 from warplens.capture import driver
 from warplens.capture.audited import find_tool
 from warplens.errors import PtxError
+from warplens.instrument.head import target
+from warplens.instrument.read import without_comments
 
 _LIMIT: Final = ("--maxrregcount", "-maxrregcount")
 _OF_PTXAS: Final = ("--ptxas-options", "-Xptxas")
@@ -57,17 +58,17 @@ def assemble(text: str, wish: Wish | None = None) -> tuple[bytes, str]:
 
     Raises PtxError where no assembler takes it: the first line has the begin of what each says, the others all of it.
     """
-    found = re.search(r"\.target\s+(sm_\d+\w*)", text)
+    found = target(without_comments(text))
     if found is None:
         raise PtxError("this is no PTX module: it has no .target with a GPU such as sm_90")
     said, logs = [], []
     for name, way in (("nvJitLink", _by_nvjitlink), ("ptxas", _by_ptxas), ("the driver", _by_driver)):
         try:
-            return way(text, found[1], wish or Wish())
+            return way(text, found[0], wish or Wish())
         except Exception as error:  # it is not there, in the many ways of packages; or it refuses
             said.append(f"{name}: {' '.join(str(error).split())[:_SHOWN]}")
             logs.append(str(error)[:_LONGEST])
-    raise PtxError("\n".join([f"nothing here turns PTX into machine code for {found[1]}: {'; '.join(said)}", *logs]))
+    raise PtxError("\n".join([f"nothing here turns PTX into machine code for {found[0]}: {'; '.join(said)}", *logs]))
 
 
 def _by_nvjitlink(text: str, arch: str, wish: Wish) -> tuple[bytes, str]:

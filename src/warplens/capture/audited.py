@@ -20,7 +20,7 @@ from warplens.audit import COLUMNS, audit, pick_section, read_sass
 from warplens.audit.sass import Section
 from warplens.capture.compile import get_include
 from warplens.capture.modules import read_section
-from warplens.errors import INSTALL, CompileError, MissingDependencyError, WarplensError
+from warplens.errors import INSTALL, CompileError, FileError, MissingDependencyError, WarplensError
 
 LINE_INFO: Final = "-lineinfo"
 """For NVRTC: the audit names the user's lines. The machine code is the same (tests/compile/test_audit.py)."""
@@ -62,7 +62,8 @@ def tools_of_wheels(name: str) -> list[Path]:
 def disassemble(cubin: bytes) -> str:
     """The text of nvdisasm with encodings, source lines, inlining and lines of the PTX.
 
-    Raises MissingDependencyError without nvdisasm, CompileError when it does not read the cubin.
+    Raises MissingDependencyError without nvdisasm, CompileError when it does not run, FileError when it does not read
+    the cubin.
     """
     tool = find_nvdisasm()
     if tool is None:
@@ -77,7 +78,7 @@ def disassemble(cubin: bytes) -> str:
             raise CompileError(f"{tool} does not run: {error}") from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise CompileError(f"{tool} does not read this machine code: {said[0] if said else 'it says nothing'}")
+        raise FileError(f"{tool} does not read this machine code: {said[0] if said else 'it says nothing'}")
     return done.stdout.decode(errors="replace")
 
 

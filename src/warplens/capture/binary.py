@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from warplens.capture.modules import read_section
+from warplens.capture.modules import read_section, sections_of
 from warplens.errors import SitesError
 
 MAX_BYTES: Final = 4 << 30
@@ -24,6 +24,8 @@ _STUB: Final = re.compile(rb"_Z(?:GVZ|Z)?L?([0-9]{1,5})__device_stub_(_Z[\w.$]{1
 _STUB_PREFIX: Final = len("__device_stub_")
 _OWN: Final = "_ZN8warplens6detail"
 _HOST_HEADER: Final = b"warplens_unit_"  # labels of launch functions that host.hpp renames
+_SITES: Final = re.compile(rb"\x1d[^\0\x1d]{0,4096}\x1d[0-9]{1,9}[\0\x1d]")
+"""Behind the sites their file and line (`parse_sites`)."""
 _VARIABLE: Final = b"WARPLENS_RECORD\0"
 
 
@@ -32,14 +34,15 @@ class Binary:
     """GPU code of one file.
 
     cubins, ptx: compute capabilities as `sm_90`, `compute_90`, each once. kernels: mangled names of kernels whose
-    launch code is in the file, as far as its symbols are there. stripped: they are not. recordable: host.hpp was
-    compiled in.
+    launch code is in the file, as far as its symbols are there. stripped: they are not. has_way_in: host.hpp was
+    compiled in. recordable: and kernels have marks.
     """
 
     cubins: tuple[str, ...]
     ptx: tuple[str, ...]
     kernels: tuple[str, ...]
     stripped: bool
+    has_way_in: bool
     recordable: bool
 
 
@@ -50,13 +53,20 @@ def read_binary(elf: bytes) -> Binary:
     names = read_section(elf, ".strtab")
     found_names = {match[2][: int(match[1]) - _STUB_PREFIX].decode() for match in _STUB.finditer(names or b"")}
     kernels = sorted(name for name in found_names if name and not name.startswith(_OWN))
+    has_way_in = _VARIABLE in elf or (names is not None and _HOST_HEADER in names)
     return Binary(
         cubins=tuple(f"sm_{arch}" for kind, arch in sorted(found) if kind == _CUBIN),
         ptx=tuple(f"compute_{arch}" for kind, arch in sorted(found) if kind == _PTX),
         kernels=tuple(kernels),
         stripped=names is None,
-        recordable=_VARIABLE in elf or (names is not None and _HOST_HEADER in names),
+        has_way_in=has_way_in,
+        recordable=has_way_in and _has_sites(elf),
     )
+
+
+def _has_sites(elf: bytes) -> bool:
+    """Whether the host side holds a table of sites, as WARPLENS_SITES or `warplens nvcc` leave it."""
+    return any(_SITES.search(part) for prefix in (".rodata", ".data") for part in sections_of(elf, prefix))
 
 
 def is_cubin(elf: bytes) -> bool:

@@ -33,7 +33,8 @@ class Build:
 
     def launch(self, shape: tuple[Dim3, Dim3], options: RecordOptions, given: Arguments) -> None:
         """One launch of it. Raises DeviceError."""
-        self.function.allow_shared_bytes(options.shared_bytes)
+        if options.shared_bytes:
+            self.function.allow_shared_bytes(options.shared_bytes)
         stream = stream_handle(options.stream)
         more = options.cluster, options.cooperative
         self.function.launch(*shape, given.table, options.shared_bytes, stream, *more)

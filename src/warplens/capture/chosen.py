@@ -8,6 +8,7 @@ that the clean build could have still fits. Starts no process itself.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Final
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
 from warplens.instrument import Instrumented, Kernel, Mode, Selection, State, instrument
+from warplens.instrument.head import head_of, sizes, target
+from warplens.instrument.read import without_comments
 from warplens.instrument.rebalance import pool_registers, told
 
 _COMPILING: Final = re.compile(r"Compiling entry function '([^']+)'|Function properties for (\S+)")
@@ -151,7 +154,8 @@ def choose(
     """
     found = instrument(text, wanted, kernels=kernels, in_program=in_program)
     clean = Built.of(assemble(text))
-    tries = {own.name: _tries(text, own, wanted, clean) for own in found.kernels}
+    plain = without_comments(text)
+    tries = {own.name: _tries(plain, own, wanted, clean) for own in found.kernels}
     if not any(tried.suspect for tried in tries.values()):
         for tried in tries.values():
             tried.suspect = True
@@ -268,10 +272,10 @@ def moves_of(kernel: Kernel, registers: int, *, ignored: bool) -> tuple[list[dic
     return moves, f"registers cannot be moved between roles: {why}" if why else ""
 
 
-def _tries(text: str, kernel: Kernel, wanted: Selection, clean: Built) -> _Tries:
+def _tries(plain: str, kernel: Kernel, wanted: Selection, clean: Built) -> _Tries:
     """What is tried in turn."""
     name = kernel.name
-    room = _room(text, name, clean)
+    room = _room(plain, name, clean)
     most = room.launch.most_registers(room.blocks) if room and kernel.takes_limit else None
     ignored = any(code in IGNORED for _, code in clean.complaints)
     moves, untried = moves_of(kernel, clean.registers.get(name, 0), ignored=ignored)
@@ -286,18 +290,17 @@ def _tries(text: str, kernel: Kernel, wanted: Selection, clean: Built) -> _Tries
     return _Tries([*out, ("no marks", Mode(None))], room, suspect, untried)
 
 
-def _room(text: str, name: str, clean: Built) -> Room | None:
+def _room(plain: str, name: str, clean: Built) -> Room | None:
     """What the kernel is to leave on an SM; None where its registers or its GPU are not known."""
-    arch = re.search(r"\.target\s+sm_(\d+)", text)
-    if arch is None or name not in clean.registers:
+    gpu = target(plain)
+    if gpu is None or name not in clean.registers:
         return None
-    head = re.search(rf"\.entry\s+{re.escape(name)}(?![\w$])[^{{;]*", text)
-    sizes = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", head[0]) if head else None
-    threads = int(sizes[1]) * int(sizes[2] or 1) * int(sizes[3] or 1) if sizes else 0
+    head = head_of(plain, name)
+    threads = math.prod(sizes(head, "reqntid") or sizes(head, "maxntid") or (0,))
     registers, shared = clean.registers[name], clean.shared.get(name, 0)
     if threads:
-        launch = Launch(int(arch[1]), threads, shared)
+        launch = Launch(gpu[1], threads, shared)
         return Room(launch, launch.blocks(registers), sized=True)
-    blocks = (Launch(int(arch[1]), 32 * warps, shared) for warps in range(_MOST_WARPS, 0, -1))
+    blocks = (Launch(gpu[1], 32 * warps, shared) for warps in range(_MOST_WARPS, 0, -1))
     largest = next((own for own in blocks if own.blocks(registers)), None)
     return Room(largest, 1, sized=False) if largest else None

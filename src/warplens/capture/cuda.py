@@ -73,6 +73,7 @@ class CudaKernel:
             raise UsageError(f"this GPU has compute capability {major}.{minor}: warplens needs 8.0 or newer")
         self.arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
         self._builds: dict[tuple[str, tuple[str, ...]], Build] = {}
+        self._plain: Build | None = None
         self._arena: Arena | None = None
         self._calibrator: Calibrator | None = None
         self._audits: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -159,7 +160,9 @@ class CudaKernel:
 
     def plain_build(self) -> Build:
         """What a program launches: the clean kernel, or the only one."""
-        return self._build(self.clean or self.name, ())
+        if self._plain is None:
+            self._plain = self._build(self.clean or self.name, ())
+        return self._plain
 
     def compiler(self) -> Compile:
         """What makes builds of the traced kernel, each once, from options."""

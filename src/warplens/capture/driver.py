@@ -46,6 +46,9 @@ def bindings() -> Any:
 def call(name: str, *args: Any, doing: str | Callable[[], str] = "") -> Any:
     """Call a driver function by name; its value, a tuple of values, or None.
 
+    Of a stream that is an int the bindings make an object, and of None, the default stream's, nothing: it is given at
+    launches for that.
+
     Raises DeviceError with the function, the driver's error and what was being done; a function that says so is asked
     then alone.
     """

@@ -71,7 +71,10 @@ class _Room:
 
 @dataclass
 class _Group:
-    """Launches of one kernel and shape: the builds, and the memory that its traced build writes to."""
+    """Launches of one kernel and shape: the builds, and the memory that its traced build writes to.
+
+    `context`: where the builds are loaded, so that it is current at each launch; `spare`: its events.
+    """
 
     kernel: CudaKernel
     shape: tuple[Dim3, Dim3]
@@ -81,6 +84,8 @@ class _Group:
     clean: Build | None
     entry: dict[str, Any]
     index: int
+    context: Any = None
+    spare: Spare = field(default_factory=list)
     turn: int = 0
     timed_traced: int = 0
     replayed: bool = False
@@ -140,49 +145,58 @@ class LaunchRecorder:
         if group is None:
             return kernel.plain_build().launch(shape, options, given)
         try:
-            with driver.relaxed():
-                seen[1] += self._launch_of(group, options, given)
+            seen[1] += self._launch_of(group, options, given)
         finally:
             group.room.busy.release()
         return None
 
     def _launch_of(self, group: _Group, options: RecordOptions, given: Arguments) -> bool:
         """Make a launch of a group, timed or recorded; whether it is recorded."""
-        kernel, shape, room, rounds = group.kernel, group.shape, group.room, self.request.rounds
-        stream = stream_handle(options.stream)
+        rounds, by_replay, stream = self.request.rounds, self.request.replay, stream_handle(options.stream)
         group.turn += 1
-        by_replay = self.request.replay
         alternates = group.clean is not None and len(group.timed) < rounds and not by_replay
-        context = driver.call("cuCtxGetCurrent")
-        spare = self._spare.setdefault(int(context), [])
         if alternates and group.turn % 2 == 0:
             assert group.clean is not None
-            self._flush_l2(kernel._device, stream)
-            group.timed.append(launch_timed(group.clean, shape, options, given, spare))
+            group.timed.append(self._made(group, group.clean, options, given, stream, by_time=True))
             return False
+        room = group.room
         if not self._make_room(room, stream):
-            kernel.plain_build().launch(shape, options, given)
+            group.kernel.plain_build().launch(group.shape, options, given)
             return False
         if by_replay and not group.replayed:
-            self._replay(group, options, given, spare)
-        self._flush_l2(kernel._device, stream)
+            with driver.relaxed():
+                self._replay(group, options, given)
         by_time = group.timed_traced < rounds and not by_replay
         room.cleared = False
-        group.pending = launch_timed(group.traced, shape, options, given, spare, by_time=by_time)
+        group.pending = self._made(group, group.traced, options, given, stream, by_time=by_time)
         group.timed_traced += by_time
         room.last, room.under_way = group, (group, group.pending)
         self._kept += 1
-        self._have_read(room, context)
+        self._have_read(room, group.context)
         return True
 
+    def _made(
+        self, group: _Group, build: Build, options: RecordOptions, given: Arguments, stream: int, *, by_time: bool
+    ) -> Pending:
+        """Make a launch. Most ask nothing of the driver that ends another stream's capture, and have it told nothing:
+        a launch, and an event behind it, go into their own stream."""
+        if group.spare and not by_time and not self.request.cold_l2:
+            return launch_timed(build, group.shape, options, given, group.spare, by_time=False)
+        with driver.relaxed():
+            self._flush_l2(group.kernel._device, stream)
+            return launch_timed(build, group.shape, options, given, group.spare, by_time=by_time)
+
     def _have_read(self, room: _Room, context: Any) -> None:
-        """By a thread, as soon as the launch has ended: to copy and to write takes longer than the launch may."""
+        """By a thread, as soon as the launch has ended: to copy and to write takes longer than the launch may.
+
+        Comes last: it wakes the thread, which would get Python's lock at the next call of the driver.
+        """
         if self._reader is None:
+            if self._saver is not None:
+                self._saver.start()
             self._reader = threading.Thread(target=self._read, name="warplens", daemon=True)
             self._reader.start()
         room.read.clear()
-        if self._saver is not None:
-            self._saver.start()
         self._to_read.put((room, context))
 
     def _read(self) -> None:
@@ -215,7 +229,7 @@ class LaunchRecorder:
         if self._matched <= self.request.launch_skip or self._kept >= self.request.launch_count:
             return None
         stream = stream_handle(options.stream)
-        if int(driver.call("cuStreamIsCapturing", stream)) != 0:
+        if int(driver.call("cuStreamIsCapturing", stream or None)) != 0:
             self._leave_out("launches of warplens.Kernel that were captured in a graph")
             return None
         key = id(kernel), shape, options.shared_bytes, options.cluster, options.cooperative
@@ -261,7 +275,9 @@ class LaunchRecorder:
         if request.source:
             self._sources[kernel.filename] = kernel.source
         self._calibrate(kernel, stream)
-        return _Group(kernel, shape, wanted, room, traced, clean, entry, len(self.entries()))
+        context = driver.call("cuCtxGetCurrent")
+        spare = self._spare.setdefault(int(context), [])
+        return _Group(kernel, shape, wanted, room, traced, clean, entry, len(self.entries()), context, spare)
 
     def _room(self, device: int, wanted: RecordOptions, stream: int) -> _Room:
         """That of a GPU, which records what `wanted` says."""
@@ -291,7 +307,8 @@ class LaunchRecorder:
         try:
             self._settled(room)
             if not room.cleared:
-                room.arena.clear(stream)
+                with driver.relaxed():
+                    room.arena.clear(stream)
         except DeviceError as error:
             self._leave_out(f"launches whose memory for records could not be made ready: {error}")
             return False
@@ -315,7 +332,7 @@ class LaunchRecorder:
         memory = self._flushes[device]
         driver.call("cuMemsetD8Async", memory.address, 0, memory.size_bytes, stream)
 
-    def _replay(self, group: _Group, options: RecordOptions, given: Arguments, spare: Spare) -> None:
+    def _replay(self, group: _Group, options: RecordOptions, given: Arguments) -> None:
         """Time `rounds` launches of each build that are added, with the memory as it was before each."""
         group.replayed = True
         if group.clean is None:
@@ -334,7 +351,7 @@ class LaunchRecorder:
                 self._flush_l2(device, stream)
                 if build is group.traced:
                     group.room.arena.clear_cursors(stream)
-                pairs.append((build, launch_timed(build, group.shape, options, given, spare)))
+                pairs.append((build, launch_timed(build, group.shape, options, given, group.spare)))
                 times[id(build)] += pairs[-1][1].timed
             saved.restore()
             driver.call("cuStreamSynchronize", stream)

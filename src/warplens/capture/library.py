@@ -88,16 +88,20 @@ class Function:
         cooperative: bool = False,
     ) -> None:
         """Launch; `parameters` is the address of the table of pointers to the arguments."""
+
+        def doing() -> str:
+            return f"launching {self.name} with grid {grid}, block {block} and {shared_bytes:,} bytes of shared memory"
+
+        if cluster is None and not cooperative:
+            given = *grid, *block, shared_bytes, stream or None, parameters, 0
+            driver.call("cuLaunchKernel", self.handle, *given, doing=doing)
+            return
         key = grid, block, shared_bytes, stream, cluster, cooperative
         config = self._configurations.get(key)
         if config is None:
             if len(self._configurations) >= _MOST_CONFIGURATIONS:
                 self._configurations.clear()
             config = self._configurations[key] = _configuration(*key)
-
-        def doing() -> str:
-            return f"launching {self.name} with grid {grid}, block {block} and {shared_bytes:,} bytes of shared memory"
-
         driver.call("cuLaunchKernelEx", config, self.handle, parameters, 0, doing=doing)
 
 

@@ -9,14 +9,22 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from warplens import layout
 from warplens.errors import SitesError
 
+_NO_CONTENT = 8  # SHT_NOBITS
 _WITH_DATA = 4  # EIFMT_SVAL
 _FRAME_SIZE = 0x11  # EIATTR_FRAME_SIZE
+_STACK_SIZE = 0x12  # EIATTR_MIN_STACK_SIZE, with what is called
 _REGISTER_COUNT = 0x2F  # EIATTR_REGCOUNT
+_REQUIRED_BLOCK = 0x10  # EIATTR_REQNTID
+_LARGEST_BLOCK = 0x05  # EIATTR_MAX_THREADS
+_HAS_SYSTEM_SHARED = 90
+_OF_SYSTEM = 1024
+_ABI_OF_WIDE_FLAGS = 8
 _KINDS = ("phase", "wait", "mark", "range", "arrive")
 
 
@@ -44,7 +52,7 @@ def read_symbols(elf: bytes, prefix: str) -> Iterator[tuple[str, bytes]]:
             if not name.startswith(prefix) or not 0 < section < len(sections):
                 continue
             start = sections[section][4] + value
-            if sections[section][1] == 8 or start + length > len(elf):  # SHT_NOBITS: no content
+            if sections[section][1] == _NO_CONTENT or start + length > len(elf):
                 raise SitesError(f"this module is damaged: {name} has no content")
             yield name, elf[start : start + length]
 
@@ -55,6 +63,12 @@ def read_section(elf: bytes, name: str) -> bytes | None:
         if own == name and offset + size <= len(elf):
             return elf[offset : offset + size]
     return None
+
+
+def sections_of(elf: bytes, prefix: str) -> list[bytes]:
+    """Content of all sections whose names begin so. Raises SitesError for a damaged module."""
+    kept = [own for own in _named_sections(elf) if own[0].startswith(prefix) and own[1] != _NO_CONTENT]
+    return [elf[offset : offset + size] for _, _, offset, size in kept if offset + size <= len(elf)]
 
 
 def shared_bytes(elf: bytes, kernel: str) -> int:
@@ -75,22 +89,90 @@ def _named_sections(elf: bytes) -> Iterator[tuple[str, int, int, int]]:
 
 
 def registers_and_frame(elf: bytes) -> tuple[int, int]:
-    """Registers of a thread of the module's functions at most, and bytes of local memory, where registers spill to.
-
-    From `.nv.info`, whose entries are a format and an attribute (one byte each) and two bytes of value or of length.
-    """
-    info = read_section(elf, ".nv.info") or b""
+    """Registers of a thread of the module's functions at most, and bytes of local memory, where registers spill to."""
     found = {_REGISTER_COUNT: 0, _FRAME_SIZE: 0}
+    for attribute, values in _attributes(read_section(elf, ".nv.info") or b""):
+        if attribute in found and len(values) == 2:  # symbol, value
+            found[attribute] = max(found[attribute], values[1])
+    return found[_REGISTER_COUNT], found[_FRAME_SIZE]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel takes.
+
+    `arch`: 90 for sm_90. `local_bytes`: its stack, where registers spill to. `shared_bytes`: what it declares with a
+    size, without the system's. `block`: threads in x, y and z that a block has (`is_most`: at most), None where the
+    kernel does not say.
+    """
+
+    arch: int
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+    block: tuple[int, int, int] | None = None
+    is_most: bool = False
+
+
+def resources_of(elf: bytes, kernel: str) -> Resources:
+    """Raises SitesError for a damaged module, and for a kernel whose registers are not told."""
+    number = _number_of(elf, kernel)
+    found = {
+        attribute: values[1]
+        for attribute, values in _attributes(read_section(elf, ".nv.info") or b"")
+        if len(values) == 2 and values[0] == number
+    }
+    if number is None or _REGISTER_COUNT not in found:
+        raise SitesError(f"this module does not tell what {kernel} takes: no entry of .nv.info is of it")
+    of_block = {
+        attribute: (values[0], values[1], values[2])
+        for attribute, values in _attributes(read_section(elf, f".nv.info.{kernel}") or b"")
+        if len(values) == 3 and all(values)
+    }
+    arch, shared = _arch_of(elf), shared_bytes(elf, kernel)
+    return Resources(
+        arch,
+        found[_REGISTER_COUNT],
+        max(found.get(_FRAME_SIZE, 0), found.get(_STACK_SIZE, 0)),
+        shared - _OF_SYSTEM if arch >= _HAS_SYSTEM_SHARED and shared >= _OF_SYSTEM else shared,
+        of_block.get(_REQUIRED_BLOCK) or of_block.get(_LARGEST_BLOCK),
+        _REQUIRED_BLOCK not in of_block,
+    )
+
+
+def _arch_of(elf: bytes) -> int:
+    """Compute capability, from the flags: their low byte, or from ABI version 8 on the one above."""
+    flags = struct.unpack_from("<I", elf, 48)[0]
+    return int(flags >> 8 & 0xFF if elf[8] >= _ABI_OF_WIDE_FLAGS else flags & 0xFF)
+
+
+def _number_of(elf: bytes, kernel: str) -> int | None:
+    """The number of a symbol."""
+    sections = _sections(elf)
+    for _, kind, _, _, offset, size, link, _, _, entry in sections:
+        if kind != 2 or entry < 24:  # SHT_SYMTAB
+            continue
+        if link >= len(sections) or offset + size > len(elf):
+            raise SitesError("this module is damaged: its symbol table lies outside of it")
+        names = elf[sections[link][4] : sections[link][4] + sections[link][5]]
+        for number, at in enumerate(range(offset, offset + size - 23, entry)):
+            begin = struct.unpack_from("<I", elf, at)[0]
+            if names[begin : names.find(b"\0", begin)] == kernel.encode(errors="replace"):
+                return number
+    return None
+
+
+def _attributes(info: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The entries of `.nv.info` that have words: a format and an attribute (one byte each), two bytes of length."""
     at = 0
     while at + 4 <= len(info):
         kind, attribute, length = struct.unpack_from("<BBH", info, at)
         at += 4
         if kind != _WITH_DATA:
             continue
-        if attribute in found and length == 8 and at + 8 <= len(info):  # symbol, value
-            found[attribute] = max(found[attribute], struct.unpack_from("<I", info, at + 4)[0])
+        if at + length <= len(info):
+            yield attribute, struct.unpack_from(f"<{length // 4}I", info, at)
         at += length
-    return found[_REGISTER_COUNT], found[_FRAME_SIZE]
 
 
 def parse_sites(name: str, content: bytes) -> dict[str, Any]:

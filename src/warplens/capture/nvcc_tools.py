@@ -7,6 +7,7 @@ ptxas and fatbinary are processes of their own. A failure of ours compiles the c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -20,6 +21,10 @@ from warplens.capture.chosen import Chosen, choose
 from warplens.capture.nvcc import Wish, say
 from warplens.errors import PtxError, WarplensError
 from warplens.instrument import site_text
+from warplens.instrument.head import target
+from warplens.instrument.module import ALL_MARKED
+from warplens.instrument.read import without_comments
+from warplens.instrument.sites import TOO_MANY
 
 _CHATTER: Final = re.compile(r"ptxas info\s*:|\s+\d+ bytes stack frame|\s*$")
 _IMAGE: Final = re.compile(r"(--image3?=(?:kind=ptx|profile=compute_).*?file=)(.*)", re.DOTALL)
@@ -75,7 +80,7 @@ class Tools:
 
     def _choose(self, source: Path, arguments: list[str], at: int, to: int) -> Chosen | None:
         """The module with marks; None where it stays as it is, which is told."""
-        if not re.search(r"\.entry\b", text := _text(source)):
+        if not re.search(r"\.entry\b", without_comments(text := _text(source))):
             return None
 
         def assemble(text: str) -> str:
@@ -95,22 +100,31 @@ class Tools:
             wish = self._wish
             chosen = choose(text, wish.within_budget, assemble, kernels=wish.kernels or None, in_program=True)
         except WarplensError as error:
-            if "there are _ZN8warplens" not in str(error):  # host.hpp's own kernels alone
-                say(f"{name}: compiled without marks: {error}")
+            if str(error) != ALL_MARKED:  # host.hpp's own kernels alone, or the source's marks
+                self._say_once(f"{name}: compiled without marks: {error}")
             return None
         except Exception as error:  # a build must not fail by us
-            say(f"{name}: compiled without marks: {type(error).__name__}: {error}")
+            self._say_once(f"{name}: compiled without marks: {type(error).__name__}: {error}")
             return None
-        wanted = (
-            self._wish.verbose
-            or self._wish.budget
-            or any(own.startswith("it gets", own.find(": ") + 2) for own in chosen.lines)
-        )
-        for line in chosen.lines if wanted else []:
-            say(shortened(f"{name}: {line}"))
+        lowered = any(own.startswith("it gets", own.find(": ") + 2) for own in chosen.lines)
+        wanted = self._wish.verbose or self._wish.budget or lowered
+        for line in chosen.lines:
+            if wanted or TOO_MANY in line:
+                self._say_once(shortened(f"{name}: {line}"))
         for own in chosen.kernels if self._wish.verbose else []:
-            say(shortened(f"{name}: {own.name}: {len(own.site_set['sites']) if own.site_set else 0} sites"))
+            self._say_once(shortened(f"{name}: {own.name}: {len(own.site_set['sites']) if own.site_set else 0} sites"))
+        names = [site["name"] for own in chosen.kernels if own.site_set for site in own.site_set["sites"]]
+        if self._wish.sites and not lowered and not any(re.search(self._wish.sites, own) for own in names):
+            told = f"no site has a name that holds {self._wish.sites!r}: begin and end alone are marked"
+            self._say_once(f"{name}: {told}")
         return chosen
+
+    def _say_once(self, line: str) -> None:
+        """Of a file that both tools come by the same is told once."""
+        told = self._made / (hashlib.sha256(line.encode("utf-8", "surrogateescape")).hexdigest() + ".told")
+        with contextlib.suppress(FileExistsError):
+            told.touch(exist_ok=False)
+            say(line)
 
     def _base(self, text: str) -> Path:
         """Where what is made of this PTX is kept, without its suffix."""
@@ -138,10 +152,10 @@ class Tools:
         """The file of the PTX with marks; made now where no ptxas run of this compilation has made it."""
         record = self._record(source)
         if not record.exists() and source.exists():
-            target = re.search(r"\.target\s+(sm_\w+)", _text(source))
-            if target is not None:
+            gpu = target(without_comments(_text(source)))
+            if gpu is not None:
                 output = self._base(str(source)).with_suffix(".cubin")
-                arguments = [f"-arch={target[1]}", "-m64", str(source), "-o", str(output)]
+                arguments = [f"-arch={gpu[0]}", "-m64", str(source), "-o", str(output)]
                 chosen = self._choose(source, arguments, 2, 4)
                 if chosen is not None and chosen.text is not None:
                     self._keep(output, source, chosen)
@@ -166,11 +180,12 @@ def shortened(line: str) -> str:
 
 def source_name(text: str, path: Path) -> str:
     """What the user knows the module by: its source, else the file of PTX without nvcc's `tmpxft_..._`; and the GPU."""
-    files = re.findall(r'(?m)^\s*\.file\s+\d+\s+"([^"]*)"', text)
+    plain = without_comments(text)
+    files = re.findall(r'\.file\s+\w+\s*"([^"]*)"', plain)
     own = next((file for file in files if not re.search(r"/(?:include|targets)/", file)), None)
     own = own or re.sub(r"^tmpxft_[0-9a-f]+_[0-9a-f]+-\d+_", "", path.name)
-    target = re.search(r"\.target\s+(sm_\w+)", text)
-    return f"{own.rpartition('/')[2]} ({target[1] if target else 'no .target'})"
+    gpu = target(plain)
+    return f"{own.rpartition('/')[2]} ({gpu[0] if gpu else 'no .target'})"
 
 
 def _registered(sets: dict[str, str]) -> str:

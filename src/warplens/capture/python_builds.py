@@ -17,11 +17,12 @@ from warplens.capture.python_manifest import Loaded
 from warplens.capture.residency import Launch
 from warplens.instrument import Kernel as Instrumented
 from warplens.instrument import Selection, State
+from warplens.instrument.head import head_of, sizes, target
+from warplens.instrument.read import without_comments
+from warplens.instrument.sites import TOO_MANY
 
 COOPERATIVE: Final = "it is launched cooperatively, and marks could leave too few blocks on the GPU"
-_ENTRY: Final = re.compile(r"\.entry\s+([\w$]+)([^{;]*)")
-_TARGET: Final = re.compile(r"\.target\s+(sm_(\d+)\w*)")
-_CLUSTER: Final = re.compile(r"\.reqnctapercluster\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
+_ENTRY: Final = re.compile(r"\.entry\s+([\w$]+)")
 _AS_WANTED: Final = "it gets the marks asked for"
 
 
@@ -80,9 +81,8 @@ class Marked:
 
     def _loaded(self, symbol: str, own: Instrumented, module: int) -> Loaded:
         assert own.site_set is not None
-        clean, target = self._chosen.clean, _TARGET.search(self._text)
-        head = next(found[2] for found in _ENTRY.finditer(self._text) if found[1] == symbol)
-        cluster = _CLUSTER.search(head)
+        clean, plain = self._chosen.clean, without_comments(self._text)
+        gpu = target(plain)
         known = symbol in clean.registers
         return Loaded(
             name=self.names[symbol],
@@ -92,10 +92,10 @@ class Marked:
             cubin=self.cubin,
             site_set=own.site_set,
             level=self.wanted.selection.level,
-            launch=Launch(int(target[2]) if target else 0, 0, clean.shared.get(symbol, 0)),
-            cluster=tuple(int(size or 1) for size in cluster.groups()) if cluster else (1, 1, 1),
+            launch=Launch(gpu[1] if gpu else 0, 0, clean.shared.get(symbol, 0)),
+            cluster=sizes(head_of(plain, symbol), "reqnctapercluster") or (1, 1, 1),
             clean=(clean.registers[symbol], clean.frames.get(symbol, 0)) if known else None,
-            target=target[1] if target else "",
+            target=gpu[0] if gpu else "",
             left_out=tuple(f"{self.names[symbol]}: {line}" for line in own.left_out),
             texts=self.texts,
         )
@@ -103,7 +103,7 @@ class Marked:
 
 def symbols(text: str) -> list[str]:
     """The kernels of a PTX module, as it names them."""
-    return [found[1] for found in _ENTRY.finditer(text)]
+    return [found[1] for found in _ENTRY.finditer(without_comments(text))]
 
 
 def mark(text: str, names: Mapping[str, str], wanted: Wanted, wish: Wish, texts: dict[str, str]) -> Marked | None:
@@ -126,7 +126,7 @@ def mark(text: str, names: Mapping[str, str], wanted: Wanted, wish: Wish, texts:
         symbol, _, rest = line.partition(": ")
         if rest.startswith("it gets") and not rest.startswith(_AS_WANTED):
             wanted.remark(f"{shown.get(symbol, symbol)}: {rest}, for more would spill or crowd out blocks")
-        elif rest.startswith("it gets") and IN_MEMORY[State.LOCAL] in rest:
+        elif TOO_MANY in rest or (rest.startswith("it gets") and IN_MEMORY[State.LOCAL] in rest):
             wanted.remark(f"{shown.get(symbol, symbol)}: {rest}")
     if chosen.text is None:
         return None

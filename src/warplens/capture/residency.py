@@ -15,6 +15,7 @@ _STEP: Final = 8  # a thread's registers come in eights
 _RESERVED_SHARED: Final = 1024  # of each block, for the system
 _THREADS: Final = {86: 1536, 87: 1536, 88: 1536, 89: 1536, 110: 1536, 120: 1536, 121: 1536}
 _SHARED_KIB: Final = {80: 164, 86: 100, 87: 164, 88: 100, 89: 100, 120: 100, 121: 100}
+_BLOCKS: Final = {86: 16, 87: 16, 88: 16, 89: 24, 110: 24, 120: 24, 121: 24}
 MOST_REGISTERS: Final = 255
 
 
@@ -33,7 +34,7 @@ class Launch:
         by_registers = _REGISTERS // _PARTS // of_a_warp * _PARTS // warps
         by_threads = _THREADS.get(self.arch, 2048) // (warps * 32)
         by_shared = _SHARED_KIB.get(self.arch, 228) * 1024 // (self.shared_bytes + _RESERVED_SHARED)
-        return min(by_registers, by_threads, by_shared)
+        return min(by_registers, by_threads, by_shared, _BLOCKS.get(self.arch, 32))
 
     def most_registers(self, blocks: int) -> int:
         """The registers of a thread with which an SM still holds so many blocks."""

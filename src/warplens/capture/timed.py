@@ -21,7 +21,7 @@ Spare = list[tuple[Any, Any]]
 """Pairs of events of one context that no launch has. Any thread may take one or bring it back."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Pending:
     """A launch whose records or time have not been read. `timed`: whether `start` to `stop` is its time."""
 
@@ -59,7 +59,7 @@ def launch_timed(
         build.launch(shape, options, given)
         # Had the GPU come to the start before the kernel was there, the time would be the host's.
         timed = by_time and not driver.is_over(start)
-        driver.call("cuEventRecord", stop, stream)
+        driver.call("cuEventRecord", stop, stream or None)
     except DeviceError:
         spare.append((start, stop))
         raise

@@ -24,7 +24,10 @@ from warplens.capture.modules import registers_and_frame, shared_bytes
 from warplens.capture.residency import Launch
 from warplens.errors import PtxError
 from warplens.instrument import Instrumented, Kernel, Mode, Selection, State, instrument
+from warplens.instrument.head import sizes, target
+from warplens.instrument.read import integer, without_comments
 from warplens.instrument.shared_state import SHARED_STATE_BYTES
+from warplens.instrument.sites import TOO_MANY
 
 _SHARED_LIMIT: Final = 48 * 1024
 """Bytes of shared memory that a block may have where nothing is asked of the driver."""
@@ -146,7 +149,11 @@ class _Builds:
         elif lines:
             self._choice.notes.append(f"{name}: {gets(named)}")
         for kernel in found.kernels:
-            self._choice.notes += [f"{kernel.name}: {line}" for line in kernel.left_out]
+            for line in kernel.left_out:
+                if TOO_MANY in line:
+                    self._choice.remark(f"{kernel.name}: {line}")
+                else:
+                    self._choice.notes.append(f"{kernel.name}: {line}")
         return marked
 
     def _built(
@@ -279,13 +286,13 @@ def _language() -> Any:
 def launch_of(text: str, facts: Any, *, dynamic: bool = True) -> Launch:
     """What a launch of this PTX asks of an SM beside registers. `facts`: Triton's metadata of the kernel; `dynamic`:
     with the shared memory that each launch asks for."""
-    arch = re.search(r"\.target\s+sm_(\d+)", text)
-    threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", text)
-    shared = sum(int(size) for size in re.findall(r"\.shared\b[^;]*?\.b8\s+[\w$]+\[(\d+)\]", text))
+    plain = without_comments(text)
+    gpu, threads = target(plain), sizes(plain, "reqntid") or sizes(plain, "maxntid")
+    shared = sum(integer(size) or 0 for size in re.findall(r"\.shared\b[^;]*?\.b8\s+[\w$]+\s*\[\s*(\w+)\s*\]", plain))
     warps = int(getattr(facts, "num_warps", 4))
     return Launch(
-        int(arch[1]) if arch else 0,
-        int(threads[1]) if threads else 32 * warps,
+        gpu[1] if gpu else 0,
+        threads[0] if threads else 32 * warps,
         shared + (int(getattr(facts, "shared", 0) or 0) if dynamic else 0),
     )
 

@@ -6,6 +6,7 @@ and the findings, or JSON. Needs no GPU.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from warplens.cli.output import console, finish, json_option, open_trace, print_json, quoted
-from warplens.errors import FileError, SitesError, UsageError
+from warplens.errors import FileError, FormatError, SitesError, UsageError
 from warplens.render.escape import visible, visible_tree
 
 if TYPE_CHECKING:
@@ -38,18 +39,29 @@ _FACTS: Final = {
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("-k", "--kernel", metavar="REGEX", help="Of a cubin: the traced kernel, by its mangled name.")
 @click.option("--clean", metavar="REGEX", help="Of a cubin: the same kernel without marks, to compare with.")
+@click.option(
+    "--clean-file",
+    type=click.Path(path_type=Path),
+    metavar="CUBIN",
+    help="Of a cubin: another one that has it; by the traced kernel's name, or by --clean.",
+)
 @click.option("--sites", metavar="NAME", help="Of a cubin: the kernel's set of sites, where there are several.")
 @json_option
-def audit(file: Path, kernel: str | None, clean: str | None, sites: str | None, as_json: bool) -> None:
+def audit(
+    file: Path, kernel: str | None, clean: str | None, clean_file: Path | None, sites: str | None, as_json: bool
+) -> None:
     """Say what each mark measures: the loads under way where its clock is read, and what was waited for before.
 
     FILE is a trace (.wlens) or a cubin. A cubin should be built with -lineinfo; nvdisasm must be there.
     """
     head = _head(file)
     if head == _MAGIC:
-        kernels = [_of_cubin(file, kernel, clean, sites)]
-    elif kernel or clean or sites:
-        raise UsageError(f"--kernel, --clean and --sites choose within a cubin: {file} is none")
+        try:
+            kernels = [_of_cubin(file, kernel, clean, clean_file, sites)]
+        except SitesError as error:
+            raise FileError(f"{file}: {error}") from error
+    elif kernel or clean or clean_file or sites:
+        raise UsageError(f"--kernel, --clean, --clean-file and --sites choose within a cubin: {file} is none")
     else:
         if head and head != _ZIP:
             raise FileError(f"{file}: expected a trace (.wlens) or a cubin, found a file that begins with {head!r}")
@@ -90,29 +102,95 @@ def _of_trace(file: Path) -> list[dict[str, Any]]:
     return kernels
 
 
-def _of_cubin(file: Path, kernel: str | None, clean: str | None, sites: str | None) -> dict[str, Any]:
+def _of_cubin(
+    file: Path, kernel: str | None, clean: str | None, clean_file: Path | None, sites: str | None
+) -> dict[str, Any]:
     from warplens.audit import COLUMNS, read_sass
     from warplens.audit import audit as run
     from warplens.capture.audited import disassemble, ptx_lines, texts_of
     from warplens.capture.modules import read_site_sets
 
-    if file.stat().st_size > _MAX_CUBIN_BYTES:
-        raise FileError(f"{file}: expected a cubin of at most {_MAX_CUBIN_BYTES:,} bytes")
-    cubin = file.read_bytes()
+    cubin = _bytes_of(file)
     sets = {own["name"]: own["sites"] for own in read_site_sets(cubin)}
     if not sets:
-        raise SitesError(f"{file} declares no sites: it holds no kernel with marks")
+        raise FileError(f"{file} declares no sites: it holds no kernel with marks")
     if sites is not None and sites not in sets:
         raise UsageError(f"--sites: expected one of {', '.join(sets)}")
     sections = read_sass(disassemble(cubin))
     traced = _choose(sections, kernel, "--kernel")
     chosen = sets[sites or _set_of(traced.name, list(sets))]
-    compared = None if clean is None else _choose(sections, clean, "--clean")
+    compared, clean_cubin = _clean(sections, traced, clean, clean_file, cubin)
     found = run(traced, chosen, texts_of({}), ptx=ptx_lines(cubin), clean=compared)
     rows = [dict(zip(COLUMNS, values, strict=True)) for values in zip(*found.columns.values(), strict=True)]
     for row in rows:
         row["name"] = "" if row["site"] is None else chosen[row["site"]]["name"]
-    return {"kernel": traced.name, "facts": found.facts, "not_audited": None, "rows": rows}
+    facts, remarks = found.facts, list[str]()
+    facts["traced"] |= _resources(cubin, traced.name, remarks)
+    if compared is not None:
+        facts["clean"] |= _resources(clean_cubin, compared.name, [])
+    return {"kernel": traced.name, "facts": facts, "remarks": remarks, "not_audited": None, "rows": rows}
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        if file.stat().st_size > _MAX_CUBIN_BYTES:
+            raise FileError(f"{file}: expected a cubin of at most {_MAX_CUBIN_BYTES:,} bytes")
+        return file.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot open {file}: {error.strerror or error}") from error
+
+
+def _clean(
+    sections: list[Section], traced: Section, pattern: str | None, file: Path | None, cubin: bytes
+) -> tuple[Section | None, bytes]:
+    """The kernel to compare with, None for none, and the cubin that it stands in.
+
+    Raises UsageError for one with marks.
+    """
+    from warplens.audit import has_marks, read_sass
+    from warplens.capture.audited import disassemble
+
+    if pattern is None and file is None:
+        return None, cubin
+    option = "--clean"
+    if file is not None:
+        if _head(file) != _MAGIC:
+            raise FileError(f"{file}: expected a cubin, the clean build")
+        cubin = _bytes_of(file)
+        try:
+            sections = read_sass(disassemble(cubin))
+        except FormatError as error:
+            raise FileError(f"{file}: {error}") from error
+        if pattern is None:
+            option, pattern = "--clean-file", f"^{re.escape(traced.name)}$"
+    compared = _choose(sections, pattern, option)
+    if compared.code == traced.code or has_marks(compared):
+        what = "the traced kernel itself" if compared.code == traced.code else "a kernel with marks"
+        mend = "name the build without marks, with --clean-file where it is another file"
+        raise UsageError(f"{option}: {compared.name} is {what}: {mend}")
+    return compared, cubin
+
+
+def _resources(cubin: bytes, kernel: str, remarks: list[str]) -> dict[str, Any]:
+    """What a build takes; `remarks` gets what is to be known of that."""
+    from warplens.capture.modules import resources_of
+    from warplens.capture.residency import Launch
+
+    try:
+        own = resources_of(cubin, kernel)
+    except SitesError as error:
+        remarks.append(f"registers and memory are not known: {error}")
+        return {}
+    out = {"registers": own.registers, "shared_bytes": own.shared_bytes, "local_bytes": own.local_bytes}
+    if own.block is None:
+        remarks.append(
+            "resident blocks: not known, the kernel does not say how large its blocks are (__launch_bounds__, .reqntid)"
+        )
+        return {**out, "resident_blocks": None}
+    threads = math.prod(own.block)
+    size = f"blocks of {'at most ' if own.is_most else ''}{threads} threads"
+    remarks.append(f"resident blocks: of {size}, without shared memory that a launch asks for")
+    return {**out, "resident_blocks": Launch(own.arch, threads, own.shared_bytes).blocks(own.registers)}
 
 
 def _set_of(kernel: str, names: list[str]) -> str:
@@ -146,6 +224,8 @@ def _print(kernel: dict[str, Any]) -> None:
         return
     for line in _facts(kernel["facts"] or {}):
         terminal.print(Text(line))
+    for line in kernel.get("remarks", []):
+        terminal.print(Text(line, style="dim"))
     table = Table(
         "at", "line", "mark", "loads under way", "waited for, since the mark before", box=None, pad_edge=False
     )

@@ -268,9 +268,13 @@ def _doctor_binary(path: Path, as_json: bool) -> int:
             "ok" if found.recordable else "note",
             "launches are seen of files that include warplens/host.hpp, or that `warplens nvcc` put marks into"
             if found.recordable
+            else "warplens/host.hpp is compiled in, but no kernel has marks: nothing is recorded"
+            if found.has_way_in
             else "launches are not seen: warplens has no way into machine code that was built without it",
             ""
             if found.recordable
+            else "mark a kernel by WARPLENS_SITES, or see what `warplens nvcc` said of its kernels"
+            if found.has_way_in
             else "mark a kernel and include warplens/host.hpp in its .cu file, or build it again by `warplens nvcc`",
         ),
     ]

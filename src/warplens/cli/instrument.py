@@ -62,6 +62,8 @@ def instrument(
     """
     from warplens.instrument import Selection
     from warplens.instrument import instrument as run
+    from warplens.instrument.head import target
+    from warplens.instrument.read import without_comments
     from warplens.whole import whole_file
 
     try:
@@ -82,13 +84,15 @@ def instrument(
         _print(found, limit)
         if sites and not any(re.search(sites, site["name"]) for own in _facts(found, limit) for site in own["sites"]):
             click.echo(f"note: no site has a name that holds {sites!r}: begin and end alone are marked", err=True)
-    target = re.search(r"\.target\s+(\w+)", found.text)
+    gpu = target(without_comments(found.text))
     cubin = quoted(output.with_suffix(".cubin"))
-    following = f"ptxas -lineinfo -arch={target[1] if target else ''} {quoted(output)} -o {cubin}"
+    following = f"ptxas -lineinfo -arch={gpu[0] if gpu else ''} {quoted(output)} -o {cubin}"
     finish([] if as_json else [output], following)
 
 
 def _read(file: Path) -> str:
+    from warplens.instrument.read import without_comments
+
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise FileError(f"{file}: expected PTX of at most {_MAX_BYTES:,} bytes")
@@ -98,7 +102,7 @@ def _read(file: Path) -> str:
     if found.startswith(b"\x1f\x8b"):
         raise FileError(f"{file}: expected a PTX module, found one that gzip has packed: gunzip it first")
     text = found.decode("utf-8", "surrogateescape")
-    if not re.search(r"^\s*\.version\s", text, re.MULTILINE):
+    if not re.search(r"^\s*\.version\s", without_comments(text), re.MULTILINE):
         raise FileError(f"{file}: expected a PTX module, found no .version in it: `nvcc -ptx` or Triton makes one")
     return text
 

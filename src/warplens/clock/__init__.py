@@ -234,7 +234,7 @@ def _offsets(pairs: Pairs, rates: Rates, asked: Bool, problems: list[ClockProble
 
 
 def _bound_by_reads(pairs: Pairs, rest: F64, open_sms: Bool, lower: F64, upper: F64) -> None:
-    """Bounds of SMs whose pairs were all read late, so that none is left to bound from below: how far reads lie apart."""
+    """Bounds of SMs whose pairs were all read late, so that none bounds from below: how far their reads lie apart."""
     which = pairs.kept & open_sms[pairs.sm]
     lower[open_sms], upper[open_sms] = np.inf, -np.inf
     np.minimum.at(lower, pairs.sm[which], rest[which] - SKEW_NS)

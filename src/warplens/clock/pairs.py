@@ -94,8 +94,8 @@ class Pairs:
         return np.asarray(middle / 2)
 
     def reject_gross(self, guess: float, size: int) -> None:
-        """Drops pairs that lie microseconds or more off the others of their SM, and the launch's pairs of an SM where all
-        of them were read seconds before or behind those of the other SMs.
+        """Drops pairs that lie microseconds or more off the others of their SM, and a launch's pairs of an SM of which
+        all were read seconds before or behind those of the other SMs.
 
         Those of the launch may agree with each other alone: its clock may have run otherwise than before and after it.
         """
@@ -127,7 +127,7 @@ class Pairs:
             return np.zeros(len(self.sm), np.bool_)
         begin, end = float(np.median(left[some])), float(np.median(right[some]))
         most = STRAY_NS + STRAY_SPANS * (end - begin)
-        return np.asarray((own & ((left - end > most) | (begin - right > most))[self.sm]))
+        return np.asarray(own & ((left - end > most) | (begin - right > most))[self.sm])
 
     def plausible(self, guess: float, size: int) -> Bool:
         """Which pairs are the launch's own and no damage: those kept, and those that a clock which changed may have led

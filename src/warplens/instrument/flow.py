@@ -15,16 +15,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from warplens.instrument.instruction import Instruction, Place
-from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT, Function, Module, file_name, integer
+from warplens.instrument.head import sizes
+from warplens.instrument.instruction import Instruction, Place, squeezed
+from warplens.instrument.read import CLOSE, LABEL, LINE, OPEN, STATEMENT, UNKNOWN, Function, Module, file_name, integer
 
 if TYPE_CHECKING:
     from warplens.instrument.lanes import Lanes
     from warplens.instrument.lone import Lone
 
 _INSTRUCTION: Final = re.compile(r"(?:@\s*+(!?)\s*+([\w$%]++)\s*+)?([a-z][\w.:]*+(?:\s+\.[\w.:]+)*)(.*)", re.DOTALL)
-_PLACE: Final = r"([0-9]{1,9})\s++([0-9]{1,9})\s++([0-9]{1,9})(?![0-9])"
-_LOC: Final = re.compile(rf"\.loc\s++{_PLACE}(?:.*\binlined_at\s++{_PLACE})?", re.DOTALL)
 _LINE_COMMENT: Final = re.compile(r"[ \t]*+//([^\n]*+)")
 _OUTER: Final = re.compile(r"@\[\s*([^@\[\]\s]+):([0-9]{1,9}):([0-9]{1,9})[\s\]]*\Z")
 """What LLVM writes behind a `.loc` of inlined code: `// a.py:2:1 @[ b.py:8:3 @[ c.py:9:5 ] ]`."""
@@ -82,6 +81,8 @@ class Flow:
         self._bits: dict[str, int] = {}  # of registers outside of braces; `%r<` of all that `%r<9>` declares
         self._inlined: dict[Place, Place] = {}
         self._chains: list[tuple[Place, ...]] = []  # of each instruction, from the kernel into what was inlined
+        self.not_read: list[str] = []
+        """A line for each directive that is not known, with what stands behind it on its line."""
         self._read()
         self._unwrap()
         self._targets = {number: self._targets_of(number) for number in range(len(self.code))}
@@ -96,7 +97,7 @@ class Flow:
         for index in range(self.function.first, self.function.last):
             kind, start, _ = module.statements[index]
             if kind == STATEMENT:
-                if module.text[start] == ".":
+                if module.plain[start] == ".":
                     if declared := _DECLARATION.match(module.bare(index)):
                         self._declare(scope, *declared.groups())
                     continue
@@ -105,13 +106,17 @@ class Flow:
                     negated, predicate, opcode, operands = found.groups()
                     opcode = "".join(opcode.split())
                     name = opcode.partition(".")[0]
-                    own = Instruction(index, predicate or "", negated == "!", opcode, name, operands.strip(), place)
+                    operands = squeezed(operands.strip())
+                    own = Instruction(index, predicate or "", negated == "!", opcode, name, operands, place)
                     self.code.append(own)
                     self._scopes.append(tuple(scope))
                     self._chains.append(chain)
             elif kind == LINE:
                 chain = self._chain(index) or chain
                 place = chain[0] if chain and chain[0][1] else place
+            elif kind == UNKNOWN:
+                words = f"the directive {' '.join(module.bare(index).split()):.60} is not known"
+                self.not_read.append(f"line {module.line(start)}: {words}: nothing on its line is marked")
             elif kind == LABEL:
                 name = module.bare(index).rstrip(": \t\r\n")
                 self._labels.append((len(self.code), name, index, tuple(scope)))
@@ -164,19 +169,17 @@ class Flow:
 
     def _chain(self, index: int) -> tuple[Place, ...]:
         """The calls that a `.loc` was inlined through, the kernel's own first; empty for what is none."""
-        text = self.module.text
-        _, start, end = self.module.statements[index]
-        found = _LOC.match(text, start, end)
+        found = self.module.loc(index)
         if found is None:
             return ()
-        own = int(found[1]), int(found[2]), int(found[3])
-        comment = _LINE_COMMENT.match(text, end)
+        own, inlined_at = found
+        comment = _LINE_COMMENT.match(self.module.text, self.module.statements[index].end)
         if comment and "@[" in comment[1] and (outer := _OUTER.search(comment[1])) and outer[1] in self._numbered:
             return ((self._numbered[outer[1]], int(outer[2]), int(outer[3])),)
-        if found[4]:
-            self._inlined[own] = int(found[4]), int(found[5]), int(found[6])
+        if inlined_at:
+            self._inlined[own] = inlined_at
         out = [own]
-        while found[4] and out[-1] in self._inlined and len(out) < _LONGEST_CHAIN:
+        while inlined_at and out[-1] in self._inlined and len(out) < _LONGEST_CHAIN:
             out.append(self._inlined[out[-1]])
         return tuple(reversed(out))
 
@@ -406,11 +409,11 @@ class Flow:
         """Whether a block's threads differ in x alone: the header requires it, or names one size and nothing reads the
         others. A header's maximum is that of the product of a block's sizes: it allows blocks of more rows."""
         head = self.module.bare(self.function.head)
-        found = re.search(r"\.(reqntid|maxntid)\s+([\d\s,]+)", head)
-        sizes = [size.strip() for size in found[2].split(",")] if found else []
-        if found is None or any(size not in ("1", "") for size in sizes[1:]):
+        required = sizes(head, "reqntid")
+        found = required or sizes(head, "maxntid")
+        if found is None or found[1:] != (1, 1):
             return False
-        return found[1] == "reqntid" or not self._reads_rows
+        return required is not None or not self._reads_rows
 
     @cached_property
     def _reads_rows(self) -> bool:
@@ -426,7 +429,7 @@ class Flow:
         if not {*called} <= {own.name for own in functions}:
             return True
         spans = [(module.statements[own.head].start, module.statements[own.last].end) for own in functions]
-        return bool(called) and any(pattern.search(module.text, *span) for span in spans)
+        return bool(called) and any(pattern.search(module.plain, *span) for span in spans)
 
 
 def _reach(after: Sequence[Sequence[int]], begin: Sequence[int], stop: set[int] | None = None) -> set[int]:

@@ -19,7 +19,7 @@ from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.flow import Block, Flow, Loop, reach
 from warplens.instrument.places import any_lane
-from warplens.instrument.read import LINE, STATEMENT, Module
+from warplens.instrument.read import LINE, STATEMENT, UNKNOWN, Module
 from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
@@ -28,7 +28,6 @@ from warplens.layout import Verb
 
 Piece = tuple[int, int, str]
 _NO_MARK: Final = 1  # a line that is the code of none
-_INLINED_AT: Final = re.compile(r"\binlined_at\s+(\d+)\s+(\d+)\s+(\d+)")
 _LEAVES: Final = frozenset({"ret", "exit"})
 _JUMPS: Final = frozenset({"bra", "brx", "ret", "exit", "trap"})
 _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volatile.global", "ld.weak")
@@ -134,11 +133,9 @@ class Inserter:
         self._asked: dict[int, int] = {}  # the question for space of a ret within braces
         self._scopes = Scopes(flow)
         self.pieces: list[Piece] = []
-        self._places = [
-            (start, flow.module.source(index))
-            for index, (kind, start, _) in enumerate(self._statements[: flow.function.last])
-            if index >= flow.function.first and kind == LINE and flow.module.text.startswith(".loc", start)
-        ]
+        said = [(n, flow.module.loc(n)) for n in range(flow.function.first, flow.function.last)]
+        self._said = [(number, *own) for number, own in said if own is not None]  # of each `.loc`
+        self._places = [self._statements[number].start for number, _, _ in self._said]
         self._file = marks_file(flow.module)
 
     def insert(self) -> list[Piece]:
@@ -190,7 +187,7 @@ class Inserter:
         """In front of the first label or instruction, behind declarations."""
         for index in range(self._flow.function.first, self._flow.function.last):
             kind, start, _ = self._statements[index]
-            if kind in (STATEMENT, LINE) and (kind == LINE or self._flow.module.source(index).startswith(DECLARES)):
+            if kind in (LINE, UNKNOWN) or (kind == STATEMENT and self._flow.module.source(index).startswith(DECLARES)):
                 continue
             return start
         raise PtxError(f"{self._flow.function.name} has no instructions")
@@ -442,19 +439,27 @@ class Inserter:
     def _chain(self, at: int) -> list[str]:
         """The `.loc` that holds at a place in the text, behind those that it says it was inlined at: ptxas wants each
         of them first."""
-        number = max(bisect_left(self._places, (at, "")) - 1, 0)
-        out = [self._places[number][1]]
-        while found := _INLINED_AT.search(out[0]):
-            place = re.compile(rf"\.loc\s+{found[1]}\s+{found[2]}\s+{found[3]}\b")
-            number = next((n for n in range(number - 1, -1, -1) if place.match(self._places[n][1])), -1)
+        number = self._at(at)
+        out = [self._loc(number)]
+        while (inlined_at := self._said[number][2]) is not None:
+            number = next((n for n in range(number - 1, -1, -1) if self._said[n][1] == inlined_at), -1)
             if number < 0:
                 break
-            out.insert(0, self._places[number][1])
+            out.insert(0, self._loc(number))
         return out
 
     def _place(self, at: int) -> str:
         """The `.loc` that holds at a place in the text."""
-        return self._places[max(bisect_left(self._places, (at, "")) - 1, 0)][1]  # what has no line has the first one
+        return self._loc(self._at(at))
+
+    def _at(self, at: int) -> int:
+        """Which of `_places` that is; what has no line has the first one."""
+        return max(bisect_left(self._places, at) - 1, 0)
+
+    def _loc(self, number: int) -> str:
+        module, index = self._flow.module, self._said[number][0]
+        own = module.source(index)
+        return own if own == module.bare(index) else " ".join(module.bare(index).split())
 
 
 def _lines(lines: list[str]) -> str:

@@ -14,6 +14,8 @@ Place = tuple[int, int, int]
 """File number, line and column of a `.loc`."""
 
 _REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzwrgba]\b)?")
+_ODD_BLANKS: Final = re.compile(r"(?<!,)\s|,\s\s|[\t\r\n]")
+_ROUND_MARKS: Final = re.compile(r" ?([^\w\s$%]) ?")
 _CALLED: Final = re.compile(r"(?:\([^()]*\)\s*,\s*)?([\w$%.]+)")
 
 
@@ -66,6 +68,13 @@ class Instruction:
         """Of a call the name of the function, or the register with its address; "" where neither stands there."""
         found = _CALLED.match(self.operands)
         return found[1] if found else ""
+
+
+def squeezed(operands: str) -> str:
+    """Operands as compilers write them: no blanks but behind commas."""
+    if not _ODD_BLANKS.search(operands):
+        return operands
+    return _ROUND_MARKS.sub(r"\1", " ".join(operands.split())).replace(",", ", ")
 
 
 def _registers(text: str) -> list[str]:

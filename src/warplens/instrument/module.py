@@ -35,6 +35,7 @@ _CONST: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s*+)*\.const\b(
 _SHARED: Final = re.compile(r"(?:\.(?:visible|weak|extern|common)\s+)*\.shared\b.*?\.[busf]\d+\s+([\w$%]+)", re.DOTALL)
 _SYMBOL: Final = re.compile(r"[\w$%]+")
 _OF_CLUSTERS: Final = re.compile(r"mapa|getctarank|barrier\.cluster|multicast|%\w*cluster")
+ALL_MARKED: Final = "this PTX holds no kernel without marks"
 _LEAST_ARCH: Final = 80
 _HAS_SYSTEM_SHARED: Final = 90
 _CONSTANT_BYTES: Final = 65536
@@ -131,11 +132,13 @@ def instrument(
     if not module.entries:
         raise PtxError("this PTX holds no kernel (.entry) with a body: there is nothing to mark")
     space, descriptor = _descriptor_of(module, in_program)
-    chosen = [entry for entry in module.entries if kernels is None or re.search(kernels, entry.name)]
-    if in_program:
-        chosen = [entry for entry in chosen if not _is_ours(module, entry, descriptor)]
+    _check_names(module)
+    clean = [entry for entry in module.entries if not (in_program and _is_ours(module, entry, descriptor))]
+    if not clean:
+        raise PtxError(ALL_MARKED)
+    chosen = [entry for entry in clean if kernels is None or re.search(kernels, entry.name)]
     if not chosen:
-        names = ", ".join(entry.name for entry in module.entries[:8])
+        names = ", ".join(entry.name for entry in clean[:8])
         raise PtxError(f"no kernel without marks has a name that holds {kernels or ''!r}: there are {names}")
     set_names = dict(zip(map(id, module.entries), _names(module), strict=True))
     every = Mode(selection or Selection(), most_registers, state)
@@ -162,6 +165,15 @@ def instrument(
     return Instrumented(splice(text, moved_down(module, pieces)), [entry.kernel for entry, _ in made])
 
 
+def _check_names(module: Module) -> None:
+    seen: set[str] = set()
+    for entry in module.entries:
+        if entry.name in seen:
+            where = module.line(module.statements[entry.head].start)
+            raise PtxError(f"line {where}: a second kernel named {entry.name}: ptxas takes no such module")
+        seen.add(entry.name)
+
+
 def _arch(module: Module) -> int:
     found = _ARCH.search(module.directive("target") or "")
     if module.directive("version") is None or found is None:
@@ -177,7 +189,7 @@ def _descriptor_of(module: Module, in_program: bool) -> tuple[str, str]:
     """Space and name of the descriptor that marks read."""
     if not in_program:
         return _space(module), layout.DESCRIPTOR_SYMBOL
-    found = _OF_HOST.search(module.text)
+    found = _OF_HOST.search(module.plain)
     if found is None:
         raise PtxError("this PTX is of no translation unit with warplens/host.hpp, which needs C++17")
     return "const", found[1]
@@ -186,7 +198,7 @@ def _descriptor_of(module: Module, in_program: bool) -> tuple[str, str]:
 def _is_ours(module: Module, entry: Function, descriptor: str) -> bool:
     """Whether a kernel is one of host.hpp, or its source has marks."""
     begin, end = module.statements[entry.first - 1].end, module.statements[entry.last].start
-    return _OF_WARPLENS in entry.name or module.text.find(descriptor, begin, end) >= 0
+    return _OF_WARPLENS in entry.name or module.plain.find(descriptor, begin, end) >= 0
 
 
 def _checked(text: str, in_program: bool) -> str:
@@ -276,7 +288,7 @@ class _Entry:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
         plan = Planner(flow, mode.selection, hoists=mode.hoists and _RECORDERS[mode.state].in_registers).plan()
-        left_out = [*plan.left_out, *unmarked_calls(flow)]
+        left_out = [*plan.left_out, *unmarked_calls(flow), *flow.not_read]
         if self._in_program:  # other units, and this one for other GPUs, may have a kernel of this name
             facts = repr((self.name, plan.sites)).encode("utf-8", "replace")
             self.name = f"{self.name[:_LONGEST_NAME]}_{hashlib.sha256(facts).hexdigest()[:8]}"

@@ -15,40 +15,54 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from warplens.errors import PtxError
+from warplens.instrument.instruction import Place
 
 # Reading takes time in proportion to the text: what is repeated begins with another character than what follows, and
 # what is never closed ends with the text. Single characters are repeated possessively; groups are not, since Python
 # before 3.11.5 matches those wrongly (https://github.com/python/cpython/issues/106052).
 _STRING: Final = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)'
-_REMARK: Final = r"(?://[^\n]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*(?:\*/|\Z))"
-_GAP: Final = rf"\s*+(?:{_REMARK}\s*+)*"
-_REST: Final = rf'[^;/"]*+(?:(?:{_STRING}|{_REMARK}|/)[^;/"]*+)*'
-_UNTIL_BODY: Final = rf'[^{{;/"]*+(?:(?:{_STRING}|{_REMARK}|/)[^{{;/"]*+)*'
+_REMARK: Final = re.compile(rf"{_STRING}|/(?:/[^\n]*+|\*[^*]*+(?:\*(?!/)[^*]*+)*(?:\*/|\Z))", re.DOTALL)
+_REST: Final = rf'[^;"]*+(?:{_STRING}[^;"]*+)*'
+_UNTIL_BODY: Final = rf'[^{{;"]*+(?:{_STRING}[^{{;"]*+)*'
+_IN_BRACES: Final = rf'\{{[^{{}}"]*+(?:{_STRING}[^{{}}"]*+)*\}}'
+_INT: Final = r"[0-9][0-9A-Za-z]*+"
+_THREE: Final = rf"{_INT}\s++{_INT}\s++{_INT}"
+_LINKED: Final = r"\.(?:visible|weak|extern|common)\b"
+_ENDED: Final = (
+    r"(?:reg|sreg|local|shared|global|const|param|tex|surf|visible|weak|extern|common|pragma|alias|branchtargets|"
+    r"calltargets|callprototype)\b"
+)
+"""Directives that a semicolon ends, wherever it stands."""
 _TOKEN: Final = re.compile(
-    rf"\s*+(?:(?P<comment>{_REMARK})"
-    r"|(?P<line>\.loc\s++\d++\s++\d++\s++\d++"
-    r"(?:\s*+,\s*+function_name\s++[\w$.]++(?:\s*+\+\s*+\d++)?\s*+,\s*+inlined_at\s++\d++\s++\d++\s++\d++)?"
-    rf"|\.file\s++\d++\s++{_STRING}(?:\s*+,\s*+\d++\s*+,\s*+\d++)?"
-    r"|\.version\s++\d+\.\d++|\.target\s++\w++(?:\s*+,\s*+\w++)*|\.address_size\s++\d++)"
-    rf'|(?P<section>\.section\s++[\w.$]++\s*+\{{[^{{}}"]*+(?:{_STRING}[^{{}}"]*+)*\}})'
-    rf"|(?P<label>[A-Za-z_$%][\w$]*+{_GAP}:(?!:))"
-    rf"|(?P<head>(?:\.(?:visible|weak|extern|common)\b{_GAP})*\.(?:entry|func)\b{_UNTIL_BODY}(?=[{{;]|\Z))"
+    rf"\s*+(?:(?P<line>\.loc\s++{_THREE}"
+    rf"(?:\s*+,\s*+function_name\s++[\w$.]++(?:\s*+\+\s*+{_INT})?\s*+,\s*+inlined_at\s++{_THREE})?(?!\s*+,)"
+    rf"|\.file\s++{_INT}\s*+{_STRING}(?:\s*+,\s*+{_INT}\s*+,\s*+{_INT})?(?!\s*+,)"
+    rf"|\.version\s++\d+\.\d++|\.target\s++\w++(?:\s*+,\s*+\w++)*|\.address_size\s++{_INT}|#[^\n]*+)"
+    rf"|(?P<section>\.section\s++[\w.$]++\s*+{_IN_BRACES})"
+    r"|(?P<label>[A-Za-z_$%][\w$]*+\s*+:(?!:))"
+    rf"|(?P<head>(?:{_LINKED}\s*+)*\.(?:entry|func)\b{_UNTIL_BODY}(?=[{{;]|\Z))"
+    rf'|(?P<unknown>\.(?!{_ENDED})[A-Za-z_][^;\n{{}}"]*+(?:(?:{_STRING}|{_IN_BRACES})[^;\n{{}}"]*+)*;?)'
     rf"|(?P<statement>[^\s{{}}/;]{_REST}(?:;|\Z)|;)"
     r"|(?P<open>\{)|(?P<close>\})|(?P<other>\S))|\s++",
     re.DOTALL,
 )
 _KINDS: Final = sorted(_TOKEN.groupindex, key=_TOKEN.groupindex.__getitem__)
-COMMENT, LINE, SECTION, LABEL, HEAD, STATEMENT, OPEN, CLOSE, OTHER = range(1, len(_KINDS) + 1)
-_NAME: Final = re.compile(rf"\.(entry|func)\b{_GAP}(?:\([^()]*+(?:\([^()]*+\)[^()]*+)*\){_GAP})?([\w$%.]+)")
+LINE, SECTION, LABEL, HEAD, UNKNOWN, STATEMENT, OPEN, CLOSE, OTHER = range(1, len(_KINDS) + 1)
+_NAME: Final = re.compile(r"\.(entry|func)\b\s*+(?:\([^()]*+(?:\([^()]*+\)[^()]*+)*\)\s*+)?([\w$%.]+)")
 _INTEGER: Final = re.compile(
     r"(-?)(?:0[xX]([0-9a-fA-F]{1,16})|0[bB]([01]{1,64})|0([0-7]{1,22})|(0|[1-9][0-9]{0,19}))U?"
 )
-_COMMENT: Final = re.compile(rf"({_STRING})|{_REMARK}", re.DOTALL)
+_NOT_BLANK: Final = re.compile(r"[^\n]")
 
 
 _DEEPEST: Final = 256
 """Braces within each other: more are damage, and each instruction knows those that it is within."""
-_FILE: Final = re.compile(r'\.file\s++([0-9]{1,9}+)\s++"((?:[^"\\]|\\.)*)"')
+_LARGEST: Final = 999_999_999
+"""Numbers of files, lines and columns above it are damage."""
+_FILE: Final = re.compile(rf'\.file\s++({_INT})\s*+"((?:[^"\\]|\\.)*)"')
+_LOC: Final = re.compile(
+    r"\.loc\s++(\w++)\s++(\w++)\s++(\w++)(?:\s*+,.*\binlined_at\s++(\w++)\s++(\w++)\s++(\w++))?", re.DOTALL
+)
 
 
 class Statement(NamedTuple):
@@ -73,9 +87,13 @@ class Function:
 
 @dataclass
 class Module:
-    """A PTX module. `statements` leave out white space and comments; `functions` are those with a body."""
+    """A PTX module. `statements` leave out white space and comments; `functions` are those with a body.
+
+    `plain`: the text with blanks in place of comments, so that what stands anywhere stands at the same place in both.
+    """
 
     text: str
+    plain: str
     statements: list[Statement]
     functions: list[Function] = field(default_factory=list)
 
@@ -85,9 +103,9 @@ class Module:
         return self.text[start:end]
 
     def bare(self, index: int) -> str:
-        """The text of a statement without comments."""
-        text = self.source(index)
-        return without_comments(text) if "/" in text else text
+        """The text of a statement, with blanks in place of comments."""
+        _, start, end = self.statements[index]
+        return self.plain[start:end]
 
     @property
     def entries(self) -> list[Function]:
@@ -97,8 +115,25 @@ class Module:
     @cached_property
     def files(self) -> dict[int, str]:
         """Paths of source files by the number that `.loc` calls them by, as they stand."""
-        pairs = (_FILE.match(self.text, start) for kind, start, _ in self.statements if kind == LINE)
-        return {int(found[1]): found[2] for found in pairs if found}
+        out = {}
+        for kind, start, _ in self.statements:
+            found = _FILE.match(self.plain, start) if kind == LINE else None
+            number = _small(found[1]) if found else None
+            if found and number is not None:
+                out[number] = found[2]
+        return out
+
+    def loc(self, index: int) -> tuple[Place, Place | None] | None:
+        """What a `.loc` says: its place, and the place that it says that it was inlined at; None for what is none."""
+        kind, start, end = self.statements[index]
+        found = _LOC.match(self.plain, start, end) if kind == LINE else None
+        if found is None:
+            return None
+        numbers = [_small(own) for own in found.groups() if own is not None]
+        known = [number for number in numbers if number is not None]
+        if len(known) < len(numbers):
+            return None
+        return (known[0], known[1], known[2]), (known[3], known[4], known[5]) if known[3:] else None
 
     @cached_property
     def _ends_of_lines(self) -> list[int]:
@@ -111,14 +146,21 @@ class Module:
     def directive(self, name: str) -> str | None:
         """What stands behind `.version`, `.target` or `.address_size`; None when it is not there."""
         for kind, start, end in self.statements[:64]:
-            if kind == LINE and self.text.startswith(f".{name}", start):
-                return without_comments(self.text[start:end]).split(None, 1)[1].strip()
+            if kind == LINE and self.plain.startswith(f".{name}", start):
+                return self.plain[start:end].split(None, 1)[1]
         return None
 
 
 def without_comments(text: str) -> str:
-    """The text with a blank for each comment; strings stay."""
-    return _COMMENT.sub(lambda found: found[1] or " ", text)
+    """The text with blanks in place of comments, of the same length and with the same lines; strings stay."""
+    return _REMARK.sub(_blanks, text) if "/" in text else text
+
+
+def _blanks(found: re.Match[str]) -> str:
+    own = found[0]
+    if own[0] == '"':
+        return own
+    return _NOT_BLANK.sub(" ", own) if "\n" in own else " " * len(own)
 
 
 def integer(text: str) -> int | None:
@@ -133,35 +175,41 @@ def integer(text: str) -> int | None:
     return int(sign + digits, base)
 
 
+def _small(text: str) -> int | None:
+    value = integer(text)
+    return value if value is not None and value <= _LARGEST else None
+
+
 def without_remarks(text: str) -> str:
     """The text with a blank for each comment and each string."""
-    return _COMMENT.sub(" ", text)
+    return _REMARK.sub(" ", text)
 
 
 def read(text: str) -> Module:
     """Cuts PTX into statements.
 
-    Raises PtxError where braces do not match or a function has no name: with the line. An instruction, directive or
-    section that is not known is a statement as any other.
+    Raises PtxError where braces do not match or a function has no name: with the line. An instruction that is not known
+    is a statement as any other; a directive that is not known ends with its line, or at a semicolon before.
     """
+    plain = without_comments(text)
     statements: list[Statement] = []
     append = statements.append
     make = tuple.__new__
     at = 0
-    for found in _TOKEN.finditer(text):
+    for found in _TOKEN.finditer(plain):
         kind = found.lastindex
-        if kind is not None and kind != COMMENT:
+        if kind is not None:
             append(make(Statement, (kind, *found.span(kind))))
         at = found.end()
-    assert at == len(text)
-    return Module(text, statements, list(_functions(text, statements)))
+    assert at == len(text) == len(plain)
+    return Module(text, plain, statements, list(_functions(plain, statements)))
 
 
 def _functions(text: str, statements: list[Statement]) -> Iterable[Function]:
     depth = 0
     head = opened = -1
     for index, (kind, start, _) in enumerate(statements):
-        if kind < HEAD or kind == STATEMENT:
+        if kind < HEAD or kind in (UNKNOWN, STATEMENT):
             continue
         if kind == HEAD:
             if depth:
@@ -186,7 +234,7 @@ def _functions(text: str, statements: list[Statement]) -> Iterable[Function]:
 
 def _function(text: str, statements: list[Statement], head: int, opened: int, closed: int) -> Function:
     _, start, end = statements[head]
-    found = _NAME.search(without_comments(text[start:end]))
+    found = _NAME.search(text, start, end)
     if found is None:
         raise PtxError(f"line {line_of(text, start)}: a function without a name")
     return Function(found[2], found[1] == "entry", head, opened + 1, closed)

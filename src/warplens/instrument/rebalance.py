@@ -9,12 +9,13 @@ waits for ever (docs/adr/0012-instrumenting-ptx.md has the proof).
 from __future__ import annotations
 
 import itertools
-import re
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from warplens.instrument.flow import Flow, reach
+from warplens.instrument.head import sizes
 from warplens.instrument.read import integer
 
 _STEP: Final = 8
@@ -26,7 +27,6 @@ _MOST_WARPS: Final = 32
 _GIVEN: Final = (8, 16, 32)
 """What roles with few registers get, tried in turn; these are about what a mark has in use, and more."""
 _GIVEN_TO_LARGE: Final = (8, 16)
-_SIZES: Final = re.compile(r"\.(reqntid|maxntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Asked:
         numbers = [integer(flow.code[ask].operands) for ask in asks]
         if not numbers:
             return None
-        sizes = _SIZES.search(flow.module.bare(flow.function.head))
-        most = 0
-        if sizes is not None:
-            most = -(-int(sizes[2]) * int(sizes[3] or 1) * int(sizes[4] or 1) // 32)
+        head = flow.module.bare(flow.function.head)
+        required = sizes(head, "reqntid")
+        threads = required or sizes(head, "maxntid")
+        most = -(-math.prod(threads) // 32) if threads else 0
         values = tuple(sorted({number for number in numbers if number is not None}))
         blocks = [flow.block_of[ask] for ask in asks]
         again = len(set(blocks)) < len(blocks) or any(
@@ -66,7 +66,7 @@ class Asked:
             unknown = "it does not say how large its blocks are"
         elif any("setmaxnreg" in own for own in _functions(flow)):
             unknown = "a function that it may call asks for registers too"
-        return cls(values, range(most if sizes and sizes[1] == "reqntid" else 1, most + 1), not again, unknown)
+        return cls(values, range(most if required else 1, most + 1), not again, unknown)
 
     def moves(self, registers: int) -> Iterator[dict[int, int]]:
         """Other numbers for `values`, in the order to try: first those with which small roles have more.
@@ -117,7 +117,7 @@ class Asked:
             if value is not None and value in moved:
                 _, start, end = flow.module.statements[own.statement]
                 last = own.opcode.rpartition(".")[2]  # there may be blanks in an opcode
-                behind = flow.module.text.index(last, start, end) + len(last)
+                behind = flow.module.plain.index(last, start, end) + len(last)
                 out.append((behind, end, f" {moved[value]};"))
         return out
 
@@ -150,4 +150,4 @@ def _functions(flow: Flow) -> Iterator[str]:
     module = flow.module
     for own in module.functions:
         if not own.is_entry:
-            yield module.text[module.statements[own.head].end : module.statements[own.last].start]
+            yield module.plain[module.statements[own.head].end : module.statements[own.last].start]

@@ -7,7 +7,8 @@ its options by it before the program starts.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from warplens.errors import UsageError
@@ -51,3 +52,13 @@ class Selection:
     def takes(self, name: str, kind: str) -> bool:
         """Whether a site of this name and kind is marked."""
         return (self.kinds is None or kind in self.kinds) and re.search(self.sites or "", name) is not None
+
+    def fewer(self) -> Iterator[tuple[str, Selection]]:
+        """What is left of it, step by step, where it is too much for a kernel; each with its name."""
+        if self.also:
+            yield f"its marks without {', '.join(self.also)}", replace(self, also=())
+        if self.level == "all":
+            yield "marks at its waits", replace(self, level="waits", also=())
+        if self.level in ("all", "waits"):
+            yield "marks outside of loops", replace(self, level="coarse", also=())
+        yield "begin and end", Selection("off", kinds=())

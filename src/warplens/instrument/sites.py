@@ -26,6 +26,8 @@ from warplens.layout import Control, Verb
 
 MOST_IDLE: Final = 8
 """Instructions of a phase between two waits that is not told apart: the first wait is shown longer by them."""
+TOO_MANY: Final = "are too many to tell apart"
+"""Stands in the line that tells of a kernel that gets fewer marks than were asked for."""
 _VERBS: Final = {"phase": Verb.PHASE, "wait": Verb.WAIT, "arrive": Verb.ARRIVE, "mark": Verb.MARK}
 _SOURCE_VERBS: Final = {"phase": Verb.PHASE, "mark": Verb.MARK, "range_push": Verb.RANGE_PUSH}
 
@@ -92,7 +94,20 @@ class Planner:
         self._named_sites: dict[tuple[str, str], int] = {}
 
     def plan(self) -> Plan:
-        """Raises PtxError for a kernel without instructions or with more than 1023 sites."""
+        """Of a kernel with more sites than can be told apart it has fewer, and says so. Raises PtxError for a kernel
+        without instructions."""
+        plan = self._within_budget()
+        if len(plan.sites) <= layout.MAX_SITES:
+            return plan
+        why = f"{len(plan.sites):,} sites {TOO_MANY} (at most {layout.MAX_SITES:,})"
+        for what, selection in self._selection.fewer():
+            plan = Planner(self._flow, selection, hoists=self._hoists)._within_budget()
+            if len(plan.sites) <= layout.MAX_SITES:
+                plan.left_out.insert(0, f"{why}: it gets {what}")
+                break
+        return plan
+
+    def _within_budget(self) -> Plan:
         budget = self._selection.budget
         plan = self._whole()
         if budget is None:
@@ -135,9 +150,6 @@ class Planner:
             self._merge()
         self._name_phases()
         self._renumber()
-        if len(self._sites) > layout.MAX_SITES:
-            most = f"at most {layout.MAX_SITES} can be told apart: choose fewer by level, kind or name"
-            raise PtxError(f"{self._flow.function.name} has {len(self._sites):,} sites to mark: {most}")
         left_out = [f"{count} {why}" for why, count in self._left_out.items()]
         left_out += moved(self._flow, of_source)
         return Plan(self._sites, self._marks, left_out, self._origins, frozenset(self._looped), self._moves)

@@ -6,6 +6,7 @@ wait. What an address names is followed back to a symbol and an offset, as far a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from warplens.instrument.read import integer
 
 _WAITS: Final = (
     (re.compile(r"(?:bar|barrier)(?:\.cta)?\.(?:sync|red)\b"), "barrier", "barrier {0}", True),
-    (re.compile(r"barrier\.cluster\.wait"), "cluster barrier", "cluster barrier", False),
+    (re.compile(r"barrier\.cluster\.wait"), "cluster barrier", "cluster barrier", True),
     (re.compile(r"cp\.async\.wait_(?:group|all)"), "cp.async", "cp.async", False),
     (re.compile(r"cp\.async\.bulk\.wait_group\.read"), "bulk copies read", "bulk copies", False),
     (re.compile(r"cp\.async\.bulk\.wait_group"), "bulk copies", "bulk copies", False),
@@ -54,7 +55,7 @@ _MOST_ASKING: Final = 24
 
 
 _LENGTH: Final = re.compile(r"(?<![0-9])[1-9][0-9]?(?=[A-Za-z_])")  # in front of a name, as C++ mangles it
-_ARRAY: Final = re.compile(r"\.shared\s+(?:\.align\s+\d+\s+)?\.[bsu](8|16|32|64)(\s+)([\w$]+)\[(\d{1,6})\]")
+_ARRAY: Final = re.compile(r"\.shared\s+(?:\.align\s+\w+\s+)?\.[bsu](8|16|32|64)\s+([\w$]+)\s*((?:\[\s*\w+\s*\]\s*)+)")
 _TAIL: Final = re.compile(r"E?(?:_?[0-9]+)?")
 _SYMBOL: Final = re.compile(r"[A-Za-z_$]")
 
@@ -134,8 +135,16 @@ class Waits:
                     parts = [part.strip() for part in own.operands.split(",")]
                     first = parts[1] if ".red" in own.opcode and len(parts) > 1 else first
                     return Wait(number, number, f"barrier {self._value(first)}", f"barrier {self._value(first)}", True)
+                if what == "cluster barrier":
+                    settles = not self._in_cluster
                 return Wait(number, number, what, resource, settles)
         return None
+
+    @cached_property
+    def _in_cluster(self) -> bool:
+        """Whether the kernel always runs in a cluster. For one that need not ptxas makes a second way with BAR.SYNC,
+        which one block alone takes; behind the other, CCTL stands between the wait and the clock."""
+        return ".explicitcluster" in self._flow.module.bare(self._flow.function.head)
 
     def _asking(self, loop: Loop) -> Wait | None:
         """The wait that a loop is, if it does nothing but ask whether it may go on."""
@@ -273,7 +282,10 @@ class Waits:
                 place, _, count = own.operands.partition(",")
                 symbol, _, _ = self._address(place.strip("[] ").partition("+")[0].strip())
                 counts.setdefault(symbol, set()).add(self._value(count.strip()))
-        sizes = {found[3]: int(found[1]) // 8 * int(found[4]) for found in _ARRAY.finditer(self._flow.module.text)}
+        sizes = {}
+        for found in _ARRAY.finditer(self._flow.module.plain):
+            extents = [integer(own) or 0 for own in re.findall(r"\w+", found[3])]
+            sizes[found[2]] = int(found[1]) // 8 * math.prod(extents)
         alike = {symbol for symbol, values in counts.items() if len(values) == 1 and "?" not in values}
         return {symbol: str(size // 8) for symbol, size in sizes.items() if symbol in alike and size % 8 == 0 and size}
 

@@ -12,7 +12,7 @@ from tests.sass import Ins, at, mark, text
 from warplens.audit import COLUMNS
 from warplens.capture import audited
 from warplens.capture.compile import get_include
-from warplens.errors import CompileError, MissingDependencyError
+from warplens.errors import FileError, MissingDependencyError
 
 SITES = [{"id": 1, "name": "load", "kind": "phase", "resource": "", "file": "k.cu", "line": 1}]
 
@@ -37,7 +37,7 @@ def test_without_nvdisasm_the_entry_says_so_and_how_to_get_it(monkeypatch: pytes
 def test_an_nvdisasm_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = program(tmp_path / "nvdisasm", "echo 'nvdisasm fatal: not a cubin' >&2; exit 1")
     monkeypatch.setattr(audited, "find_nvdisasm", lambda: tool)
-    with pytest.raises(CompileError, match="does not read this machine code: nvdisasm fatal: not a cubin"):
+    with pytest.raises(FileError, match="does not read this machine code: nvdisasm fatal: not a cubin"):
         audited.disassemble(b"nonsense")
     assert "not a cubin" in audited.audit_builds((b"nonsense", "kernel"), None, SITES, {})["not_audited"]
 

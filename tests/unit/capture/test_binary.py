@@ -44,7 +44,9 @@ NAMES = b"\0_ZL33__device_stub__Z5scaleILb0EEvPfifPfif\0_ZGVZL33__device_stub__Z
 
 def test_architectures_and_kernels_are_read() -> None:
     file = elf({".nv_fatbin": fatbin((2, 80), (2, 90)) + fatbin((1, 90), (2, 90)), ".strtab": NAMES})
-    assert read_binary(file) == Binary(("sm_80", "sm_90"), ("compute_90",), ("_Z5scaleILb0EEvPfif",), False, False)
+    assert read_binary(file) == Binary(
+        ("sm_80", "sm_90"), ("compute_90",), ("_Z5scaleILb0EEvPfif",), False, False, False
+    )
 
 
 def test_a_kernel_whose_launch_code_was_inlined_is_read_from_its_variables() -> None:
@@ -53,9 +55,26 @@ def test_a_kernel_whose_launch_code_was_inlined_is_read_from_its_variables() -> 
 
 
 def test_a_program_with_the_host_header_is_told_from_its_variable_or_symbols() -> None:
-    assert read_binary(elf({".rodata": b"\0WARPLENS_RECORD\0"})).recordable
-    assert read_binary(elf({".strtab": b"\0warplens_unit_handle\0"})).recordable
-    assert read_binary(elf({".text": b"nothing"})) == Binary((), (), (), True, False)
+    assert read_binary(elf({".rodata": b"\0WARPLENS_RECORD\0"})).has_way_in
+    assert read_binary(elf({".strtab": b"\0warplens_unit_handle\0"})).has_way_in
+    assert read_binary(elf({".text": b"nothing"})) == Binary((), (), (), True, False, False)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [b"load, store\x1da.cu\x1d7\0", b"\x1eload\x1fphase\x1f\x1fa.cu\x1f7\x1f\x1da.cu\x1d7\x1dcall of f\0"],
+    ids=["WARPLENS_SITES", "warplens nvcc"],
+)
+def test_record_sees_a_program_with_the_header_and_a_table_of_sites_alone(table: bytes) -> None:
+    """One that `warplens nvcc` compiled without marks has the header, and nothing to record."""
+    header = b"\0WARPLENS_RECORD\0"
+    assert read_binary(elf({".rodata.str1.1": header + table})).recordable
+    for sections in (
+        {".rodata": header},
+        {".rodata": table},
+        {".rodata": header, ".nv_fatbin": fatbin((2, 90)) + table},
+    ):
+        assert not read_binary(elf(sections)).recordable
 
 
 def test_gpu_code_of_another_form_is_refused() -> None:
@@ -79,6 +98,10 @@ def test_doctor_says_whether_record_sees_a_program(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found = json.loads(done.stdout)
     assert (found["cubins"], found["recordable"]) == (["sm_90"], False)
+    path.write_bytes(elf({".nv_fatbin": fatbin((2, 90)), ".rodata": b"\0WARPLENS_RECORD\0"}))
+    found = subprocess.run(command[:-1], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "no kernel has marks: nothing is recorded" in " ".join(found.split())
+    assert "program: record does not see it" in found
     path.write_text("no program", encoding="utf-8")
     assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).returncode == 3
 

@@ -23,7 +23,7 @@ from warplens.instrument import site_text
 
 
 def packed(value: Any, size: int | None) -> bytes:
-    arguments = Arguments([value], None if size is None else [size])
+    arguments = Arguments([value], None if size is None else (size,))
     address = ctypes.cast(arguments.table, ctypes.POINTER(ctypes.c_void_p))[0]
     assert address is not None
     return ctypes.string_at(address, size or 4)
@@ -50,6 +50,38 @@ def test_numbers_take_the_width_of_the_kernels_parameter() -> None:
     assert packed(None, 8) == bytes(8)
 
 
+def test_numbers_that_a_sign_leaves_no_room_are_those_without_and_floats_keep_their_bits() -> None:
+    assert packed(0xFFFFFFFF, 4) == packed(-1, 4) == b"\xff" * 4
+    assert packed(1 << 63, 8) == struct.pack("<Q", 1 << 63)
+    assert packed(3, None) == struct.pack("<i", 3)
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        assert packed(1e300, 4) == struct.pack("<f", np.inf)
+    for bits in (0x7F800001, 0xFFC00123, 0x80000000):
+        own = np.array([bits], np.uint32).view(np.float32)[0]
+        assert packed(own, 4) == struct.pack("<I", bits)
+
+
+@pytest.mark.parametrize("kind", [*np.sctypeDict.values()])
+def test_each_scalar_of_numpy_is_passed_as_it_lies_in_memory(kind: type[Any]) -> None:
+    if issubclass(kind, np.number | np.bool_):
+        own = kind(3)
+        assert packed(own, own.nbytes) == own.tobytes()
+
+
+def test_values_lie_where_any_type_of_cudas_may_and_their_addresses_stand_in_the_table() -> None:
+    class Array:
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:  # as arrays have it: their type says so
+            return {"data": (0x7000, False), "shape": (4,), "typestr": "<f4"}
+
+    for value, words in ((Array(), [0x7000, 5]), (None, [0, 5])):  # all at once, and one by one
+        given = Arguments([value, True, np.float32(2), 5], (8, 1, 4, 8))
+        pointers = ctypes.cast(given.table, ctypes.POINTER(ctypes.c_uint64))[:4]
+        assert [(pointer - pointers[0]) % 16 for pointer in pointers] == [0] * 4
+        assert ctypes.string_at(pointers[2], 4) == struct.pack("<f", 2)
+        assert given.words() == words
+
+
 def test_arrays_are_passed_by_their_device_address() -> None:
     assert packed(OnGpu(), 8) == struct.pack("<Q", 0x7F0000001000)
     assert pointer_of(OnGpu((32, 4))) == 0x7F0000001000
@@ -60,14 +92,16 @@ def test_arrays_are_passed_by_their_device_address() -> None:
 @pytest.mark.parametrize(
     ("values", "sizes", "text"),
     [
-        ([1], [4, 4], "takes 2 arguments, 1 were given"),
-        ([1 << 40], [4], "only 4 bytes"),
-        ([np.float64(1)], [4], "8 bytes, the kernel's parameter 4"),
-        (["text"], [8], "is a str"),
-        ([np.zeros((4, 4))[:, ::2]], [8], "C-contiguous"),
+        ([1], (4, 4), "takes 2 arguments, 1 were given"),
+        ([1 << 40], (4,), "only 4 bytes"),
+        ([np.float64(1)], (4,), "8 bytes, the kernel's parameter 4"),
+        (["text"], (8,), "is a str"),
+        ([np.zeros((4, 4))[:, ::2]], (8,), "C-contiguous"),
+        ([OnGpu((64, 4))], (8,), "gaps"),
+        ([OnGpu()], (4,), "8 bytes, the kernel's parameter 4"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(values: list[Any], sizes: list[int], text: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(values: list[Any], sizes: tuple[int, ...], text: str) -> None:
     with pytest.raises(errors.UsageError, match=text):
         Arguments(values, sizes)
 

@@ -122,8 +122,9 @@ def test_a_replay_goes_on_until_it_has_its_times(
         options=None,
         entry={"clean_ns": [], "traced_ns": []},
         replayed=False,
+        spare=[],
     )
-    recorder._replay(group, RecordOptions(), given(np.uint64(HERE)), [])
+    recorder._replay(group, RecordOptions(), given(np.uint64(HERE)))
     assert group.replayed
     assert len(order) == launched
     assert (len(group.entry["clean_ns"]), len(group.entry["traced_ns"])) == (clean, traced)

@@ -318,7 +318,15 @@ def test_what_inductors_autotuner_tries_is_not_counted(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("registers", "threads", "shared", "blocks"),
-    [(40, 256, 0, 6), (41, 256, 0, 5), (50, 256, 0, 4), (255, 256, 0, 1), (32, 1024, 0, 2), (16, 32, 100_000, 2)],
+    [
+        (40, 256, 0, 6),
+        (41, 256, 0, 5),
+        (50, 256, 0, 4),
+        (255, 256, 0, 1),
+        (32, 1024, 0, 2),
+        (16, 32, 100_000, 2),
+        (16, 32, 0, 32),
+    ],
 )
 def test_blocks_on_an_sm(registers: int, threads: int, shared: int, blocks: int) -> None:
     launch = Residency(90, threads, shared)

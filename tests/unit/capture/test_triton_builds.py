@@ -51,6 +51,20 @@ def test_marks_that_spill_give_way_to_fewer_and_in_the_end_to_none(fake: Fake, m
     assert none == WAITS
 
 
+def test_a_kernel_with_too_many_sites_gets_fewer_marks_which_is_told_once(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del fake
+    monkeypatch.setattr(triton_builds, "registers_and_frame", lambda _: (32, 0))
+    step = "\tbar.sync 0;\n\tst.global.u32 [%r1], 1;\n"
+    told = "k: 1,201 sites are too many to tell apart .at most 1,023.: it gets begin and end$"
+    with pytest.warns(TritonWarning, match=told) as warned, TritonCapture() as capture:
+        marked, _ = loaded(WAITS.replace(step, step * 600))
+    assert "warplens_sites_k" in marked
+    assert len(warned) == 1
+    assert sum("too many" in note for note in capture.notes) == 1
+
+
 def instrument_stand_in(text: str, selection: Selection | None = None, *, modes: dict[str, Mode] | None = None) -> Any:
     """Says in the text what was asked for."""
     mode = Mode(selection) if modes is None else modes["k"]

@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 from tests import synthesis
 from tests.sass import Ins, at, mark, text
 from warplens.capture import audited, modules
+from warplens.capture.modules import Resources
 from warplens.cli import main
+from warplens.errors import FileError
 from warplens.trace import Trace
 
 LOAD = Ins("LDG.E R2, desc[UR4][R4.64]", write=0, places=at(3))
@@ -58,6 +60,8 @@ def cubin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(audited, "disassemble", lambda _: said)
     monkeypatch.setattr(audited, "ptx_lines", lambda _: [])
     monkeypatch.setattr(modules, "read_site_sets", lambda _: [{"name": "s", "hash": 1, "sites": sites}])
+    takes = {"k_true": Resources(90, 40, 16, 96, (256, 1, 1), True), "k_false": Resources(90, 32, 0, 64)}
+    monkeypatch.setattr(modules, "resources_of", lambda _, name: takes[name])
     path = tmp_path / "a.cubin"
     path.write_bytes(b"\x7fELF and more")
     return path
@@ -124,7 +128,55 @@ def test_a_kernel_of_a_cubin_is_audited_and_compared(cubin: Path) -> None:
         "loads": 1,
         "loads_in_flight": 1,
         "bulk_loads": 0,
+        "registers": 32,
+        "local_bytes": 0,
+        "shared_bytes": 64,
+        "resident_blocks": None,
     }
+    assert kernel["facts"]["traced"]["resident_blocks"] == 6
+    printed = " ".join(run("audit", cubin, "-k", "true", "--clean", "false").stdout.split())
+    assert "registers 32 -> 40, shared B 64 -> 96, local B (spills) 0 -> 16, resident blocks an SM 6" in printed
+    assert "resident blocks: of blocks of at most 256 threads, without shared memory that a launch asks for" in printed
+    assert "resident blocks: not known, the kernel does not say" in run("audit", cubin, "-k", "false").stdout
+
+
+def test_the_clean_build_may_stand_in_another_cubin(cubin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = cubin.with_name("clean.cubin")
+    other.write_bytes(b"\x7fELF the clean one")
+    said = audited.disassemble(b"")
+    clean = text([LOAD, LOAD, Ins("EXIT")], "k_true") + text([Ins("EXIT")], "k_other")
+    monkeypatch.setattr(audited, "disassemble", lambda own: clean if own == other.read_bytes() else said)
+    options = ["audit", cubin, "-k", "true", "--clean-file", other, "--json"]
+    (kernel,) = json.loads(run(*options).stdout)["kernels"]
+    assert kernel["facts"]["clean"]["instructions"] == 3
+    monkeypatch.setattr(modules, "resources_of", lambda *_: Resources(90, 32, 0, 64))
+    (kernel,) = json.loads(run(*options, "--clean", "other").stdout)["kernels"]
+    assert kernel["facts"]["clean"]["instructions"] == 1
+    monkeypatch.setattr(audited, "disassemble", lambda own: text([LOAD], "j") if own == other.read_bytes() else said)
+    result = run(*options)
+    assert result.exit_code == 2
+    assert "--clean-file: expected one kernel, 0 fit" in result.stderr
+    (cubin.parent / "odd").write_text("nothing", encoding="utf-8")
+    for odd in ("odd", "none"):
+        assert run("audit", cubin, "-k", "true", "--clean-file", cubin.parent / odd).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--clean", "true"], "--clean: k_true is the traced kernel itself"),
+        (["--clean-file", "{cubin}"], "--clean-file: k_true is the traced kernel itself"),
+        (["--clean", "more"], "--clean: k_more is a kernel with marks"),
+    ],
+)
+def test_a_clean_build_with_marks_is_refused(
+    cubin: Path, options: list[str], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = audited.disassemble(b"") + text([mark(2, verb_line=1), LOAD, LOAD, Ins("EXIT")], "k_more")
+    monkeypatch.setattr(audited, "disassemble", lambda _: said)
+    result = run("audit", cubin, "-k", "true", *(own.format(cubin=cubin) for own in options))
+    assert result.exit_code == 2
+    assert f"{what}: name the build without marks" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -168,5 +220,19 @@ def test_files_that_are_neither_are_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.cubin"
     broken.write_bytes(b"\x7fELF")
     result = run("audit", broken)
-    assert result.exit_code == 5
+    assert result.exit_code == 3
     assert "not a 64-bit ELF file" in result.stderr
+
+
+def test_a_cubin_without_sites_or_one_that_nvdisasm_does_not_read_is_a_file_that_cannot_be_used(
+    cubin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(_: bytes) -> str:
+        raise FileError("nvdisasm does not read this machine code: it is damaged")
+
+    monkeypatch.setattr(audited, "disassemble", refuses)
+    damaged = run("audit", cubin)
+    assert (damaged.exit_code, "does not read" in damaged.stderr) == (3, True)
+    monkeypatch.setattr(modules, "read_site_sets", lambda _: [])
+    without = run("audit", cubin)
+    assert (without.exit_code, "declares no sites" in without.stderr) == (3, True)

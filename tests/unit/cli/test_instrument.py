@@ -48,6 +48,18 @@ def test_json_has_every_site(ptx: Path) -> None:
     assert sites[1]["resource"] == "barrier 0"
 
 
+def test_comments_in_front_of_version_and_target_are_passed_over(ptx: Path) -> None:
+    odd = (
+        BARRIER.replace(".version", "/* c */ .version")
+        .replace(".target", ".target // sm_70\n")
+        .replace("sm_90", "sm_90a")
+    )
+    ptx.write_text(odd)
+    done = run("instrument", ptx, "-o", ptx.with_name("b.ptx"))
+    assert done.exit_code == 0, done.output
+    assert "ptxas -lineinfo -arch=sm_90a " in done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

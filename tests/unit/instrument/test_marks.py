@@ -158,6 +158,12 @@ def test_what_cannot_be_marked_is_refused_with_a_reason(text: str, words: str) -
         instrument(text)
 
 
+def test_two_kernels_of_one_name_are_refused_with_the_line_of_the_second() -> None:
+    second = SMALL[SMALL.index(".visible") :]
+    with pytest.raises(PtxError, match="line 10: a second kernel named k: ptxas takes no such module"):
+        instrument(SMALL + second)
+
+
 def test_a_name_that_no_kernel_has_lists_those_that_are_there() -> None:
     with pytest.raises(PtxError, match=r"there are k$"):
         instrument(SMALL, kernels="matmul")
@@ -171,6 +177,18 @@ def test_behind_a_wait_for_tensor_memory_one_instruction_holds_the_clock_back() 
     assert [name.partition(" ")[2] for name in names(found)][1] == "wait tensor memory loads"
     behind = found.text[found.text.index("tcgen05.wait::ld") :]
     assert behind.index("bar.warp.sync 0xffffffff;") < behind.index("%clock")
+
+
+@pytest.mark.parametrize(
+    ("head", "holds"), [("", True), (".reqnctapercluster 2\n", True), (".explicitcluster\n", False)]
+)
+def test_behind_a_cluster_barrier_the_clock_is_held_back_where_the_launch_may_be_of_no_cluster(
+    head: str, holds: bool
+) -> None:
+    wait = "barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;"
+    text = WAITING.format(body=wait, arch="sm_90").replace("{\n", f"{head}{{\n", 1)
+    behind = instrument(text).text.partition("barrier.cluster.wait")[2]
+    assert ("bar.warp.sync 0xffffffff;" in behind[: behind.index("%clock")]) == holds
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.odd_ptx import commented, without_its_comments
 from warplens.errors import PtxError
 from warplens.instrument import Selection, instrument
 from warplens.instrument.flow import Flow
@@ -134,6 +135,110 @@ def test_odd_spacing_comments_and_future_instructions() -> None:
     assert flow.code[1].negated
     assert flow.unknown_branch is None
     assert module.directive("target") == "sm_90, texmode_independent"
+
+
+def names(text: str) -> list[list[tuple[str, str, str, int | None]]]:
+    """What there is to mark, without the numbers of lines of the PTX."""
+    keys = ("kind", "resource", "arrivals")
+    return [
+        [(re.sub(r"ptx:\d+", "ptx", own["name"]), *(own[key] for key in keys)) for own in kernel.site_set["sites"]]
+        for kernel in instrument(text, Selection("all")).kernels
+        if kernel.site_set
+    ]
+
+
+def test_comments_between_all_tokens_lose_no_site_and_no_move(some: dict[str, str]) -> None:
+    for name, text in some.items():
+        bare = without_its_comments(text)
+        odd = commented(bare)
+        assert splice(odd, [(start, end, odd[start:end]) for _, start, end in read(odd).statements]) == odd
+        assert names(odd) == names(bare), name
+        moved = [[own.hoisted for own in instrument(each).kernels] for each in (bare, odd)]
+        assert moved[0] == moved[1], name
+        assert read(odd).files == read(bare).files
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        ".loc 1 /* c */ 5 0",
+        ".loc 0x1 5 0",
+        ".loc 01 5 0x3",
+        ".loc 1U 5 0",
+        ".loc\n1\n5\n0",
+        ".loc // ;\n 1 5 0",
+        ".loc 1 5 0, function_name $a /**/+/**/0x0, inlined_at /**/1 0x2 3",
+        '# 3 "a.c"',
+        "#line 3",
+        ".future 3",
+        ".future.v2 {1, 2}, [3]",
+        ".loc 1 5",
+        ".future .b8 x[2] = {\n1, 2 };",
+    ],
+)
+def test_a_wait_behind_a_directive_is_seen_whatever_the_directive_looks_like(directive: str) -> None:
+    text = SMALL.replace("\tret;", f"\t{directive}\n\tbar.sync 0;\n\tret;").replace("{\n", "{\n.loc 1 2 3\n", 1)
+    text = text.replace(".visible", '.file 1 "a.cu"\n.visible')
+    kernel = instrument(text).kernels[0]
+    assert kernel.site_set is not None
+    assert [site["resource"] for site in kernel.site_set["sites"] if site["kind"] == "wait"] == ["barrier 0"]
+    unknown = [line for line in kernel.left_out if "is not known: nothing on its line is marked" in line]
+    assert len(unknown) == (".future" in directive or directive == ".loc 1 5")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (".target sm_90", ".target // c\n sm_90"),
+        (".address_size 64", ".address_size/**/64"),
+        (".visible", '.file /*c*/ 1 "a"\n.visible'),
+        (".visible", '.file 1 "a.cu", 0x10, 20\n.visible'),
+        (".visible", '.file 0x1 "a.cu" /**/, /**/ 1 // "\n , 20\n.visible'),
+        (".visible", '.section .x\n{ // " {\n.b8 1\n}\n.visible'),
+        (".visible", ".section /*{*/ .x /*}*/ { .b8 1 /* } */ }\n.visible"),
+        (".visible", '.section .x, "a"\n{\n.b8 1\n}\n.visible'),
+        (".visible", ".future\n.visible"),
+        (".visible", ".future {\n.inner 1\n}\n.visible"),
+        (".version", "/* c */ .version"),
+    ],
+)
+def test_a_module_with_odd_directives_in_front_of_its_kernel_is_read(old: str, new: str) -> None:
+    module = read(SMALL.replace(old, new))
+    assert [entry.name for entry in module.entries] == ["k"]
+    assert module.directive("target") == "sm_90"
+    assert module.directive("address_size") == "64"
+    assert instrument(SMALL.replace(old, new)).kernels[0].site_set
+
+
+@pytest.mark.parametrize(
+    ("head", "flat"),
+    [
+        (".reqntid 0x20", True),
+        (".reqntid 32, 0x1 /* , 2 */, 01", True),
+        (".reqntid 32 /* , 1 */ , 0x2", False),
+        (".maxntid 0x40", True),
+        (".maxntid 0x20, 0x20", False),
+    ],
+)
+def test_sizes_of_blocks_are_read_in_all_bases(head: str, flat: bool) -> None:
+    module = read(SMALL.replace("{", f"{head}\n{{", 1))
+    assert Flow(module, module.entries[0]).one_dimensional() == flat
+
+
+@pytest.mark.parametrize("declared", ["[4]", " [ 4 ]", "[0x4]", "/**/[/**/4/**/]", "[2][2]", "[2] /* ] */ [02]"])
+def test_how_many_barriers_a_ring_has_is_read_in_all_forms(declared: str) -> None:
+    body = f"""\t.shared .align 8 .b64 full{declared};
+	.reg .pred %p<2>;
+	mov.u32 %r0, full;
+	mov.u32 %r3, %tid.x;
+	add.u32 %r2, %r0, %r3;
+	mbarrier.init.shared.b64 [full], 1;
+	$w: mbarrier.try_wait.shared.b64 %p1, [%r2], %r1;
+	@!%p1 bra $w;
+	ret;"""
+    kernel = instrument(SMALL.replace("\tret;", body)).kernels[0]
+    assert kernel.site_set is not None
+    assert "mbarrier full[4]" in [site["resource"] for site in kernel.site_set["sites"]]
 
 
 @pytest.mark.parametrize(

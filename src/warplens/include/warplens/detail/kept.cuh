@@ -15,6 +15,7 @@ namespace detail {
 
 constexpr u32 kFirstLane = layout::kHeaderWords;  // of record 0
 constexpr u32 kLeftShift = 16;                    // above all flags of a chunk
+constexpr u32 kBeginLane = layout::kWordBaseLow;  // Kept::header_code
 
 // Records that a warp keeps: time and code by lane, the rest the same in all lanes but `index`.
 struct Kept {
@@ -34,6 +35,15 @@ struct Kept {
   template <u32 kCodeBits>
   __device__ __forceinline__ u32 record(u32 lane) const {
     return is_raw(lane) ? time : (time << kCodeBits) + code;
+  }
+
+  // What a lane of the header keeps in `code`, which no record needs, from the warp's first mark in a loop on: what does
+  // not change of the header's word, and one lane the low half of globaltimer at the block's begin.
+  __device__ __forceinline__ u32 header_code(u32 lane, u32 begin_globaltimer) const {
+    if (lane == layout::kWordBlock) return linear_block();
+    if (lane == layout::kWordMeta) return chunk_meta(linear_warp(), kAllRecorded ? layout::kMetaSmUnknown : 0u, 0, 0);
+    if (lane == layout::kWordGrid) return launch();
+    return begin_globaltimer;
   }
 
   __device__ __forceinline__ u32 written_flags() const {
@@ -265,6 +275,31 @@ __device__ __forceinline__ void write_chunk(const Kept& kept, u64 own, u32 lane,
   } else {
     store_together<kCodeBits, kSitesHash>(kept, lane, chunk_address(index), word, kLast && warp == 0, block);
   }
+}
+
+// The usual chunk of a warp whose marks are in loops: all lanes are here and agree, and each record has all of its
+// clock. Stores it as store_together does; false, and nothing is stored, where it is not so.
+template <u32 kCodeBits>
+__device__ __forceinline__ bool store_of_loop(const Kept& kept, u64 own, int slot, u64 base) {
+  constexpr u32 kReach = (1u << (32u - kCodeBits)) - 1u;
+  constexpr int kFirst = kFirstLane;
+  if (kKeepNewest) return false;
+  const u32 active = __activemask();
+  const u32 index = __shfl_sync(active, base - own <= kReach ? kept.index : kNone, 0);
+  const u32 held = __ballot_sync(active, static_cast<u32>(slot) < kept.count);
+  const bool agree = held == ((1u << kept.count) - 1u) << kFirstLane && index < shared_chunks();
+  const bool fits = __all_sync(active, agree && active == kFullMask);
+  const u32 sm = kAllRecorded ? 0u : read_smid() << layout::kMetaSmShift;
+  const u32 meta = sm | kept.count << layout::kMetaCountShift | layout::kFlagExact << layout::kMetaFlagsShift;
+  u32 word = slot == static_cast<int>(layout::kWordMeta) - kFirst ? kept.code + meta : kept.code;
+  word = slot == static_cast<int>(layout::kWordSequence) - kFirst ? kept.sequence : word;
+  word = slot == static_cast<int>(layout::kWordBaseLow) - kFirst ? low(base) : word;
+  word = slot == static_cast<int>(layout::kWordBaseHigh) - kFirst ? high(base) : word;
+  word = slot < 0 ? word : kept.record<kCodeBits>(static_cast<u32>(slot) + kFirstLane);
+  const u64 address = chunk_address(index) | static_cast<u32>(slot + kFirst) * 4u;
+  const bool in_sectors = slot + kFirst < static_cast<int>((kFirstLane + kept.count + 7u) & ~7u);
+  store_if(fits && in_sectors, low(address), high(address), word);
+  return fits;
 }
 
 // What is left to do of a warp that may have to write twice: a block record needs the room of the last records.

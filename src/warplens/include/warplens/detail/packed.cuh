@@ -16,9 +16,12 @@
 namespace warplens {
 namespace detail {
 
-// The most records that may be kept when a mark is done; one takes up to three words.
+constexpr u32 kMarkWords = 3;       // at most: the event, its id and its payload
+constexpr u32 kIterationWords = 6;  // that have room behind the begin of an iteration
+
+// The most records that may be kept when a mark is done.
 constexpr u32 kUnasked = 1;  // until the second record
-constexpr u32 kAsked = layout::kRecordSlots - 3u;
+constexpr u32 kAsked = layout::kRecordSlots - kMarkWords;
 constexpr u32 kNever = 0xffffffffu;  // of a warp that is not recorded: it counts on, and keeps nothing
 
 // What a warp does at its second record: learns whether it is recorded, and asks for a chunk.
@@ -31,49 +34,60 @@ __device__ __forceinline__ bool ask_at_second(const Choice& choice, u32 lane, Ke
   return chosen.recorded;
 }
 
-// What a mark in a loop does: most do nothing but keep the record.
-enum Rare : u32 { kBegins = 1, kAsks = 2, kWrites = 4, kIsFirst = 8, kTakesOne = 16, kTakesMore = 32 };
-
-// In loops this lane's code, which no record needs, holds globaltimer at the block's begin.
-constexpr u32 kBeginLane = 0;
-
 // What comes back of `turn`, in registers.
 struct Turned {
   u64 own;
-  u32 code, index, grid;
+  u32 code, index, grid, flags;
+  int slot;
   bool recorded;
 };
 
+// What all lanes agree on is worked out in front of the call, where the compiler sees that they do. kStraight: of marks
+// that are in no loop, which take one chunk at a time, and give no account of more.
+enum Rare : u32 { kBegins = 1, kAsks = 2, kWrites = 4, kStraight = 8 };
+
 // The rare part of a mark in a loop, as one call: little then stands in the way of the others, and the branch around it
-// is the same for the whole warp. `own` is the clock of this lane's record and `now` that of the mark, whose record
-// comes behind the call. The next chunk is asked for first, since the function returns when the answer is there.
+// is the same for the whole warp. `now` is the clock of the mark, whose record comes behind the call. The next chunk is
+// asked for first, since the function returns when the answer is there.
 template <u32 kCodeBits, u32 kSitesHash>
-WARPLENS_DETAIL_CALLED Turned turn(u32 what, Kept kept, u64 own, u64 now, bool recorded, Choice choice,
+WARPLENS_DETAIL_CALLED Turned turn(u32 what, Kept kept, u32 own_high, u64 now, int slot, bool recorded, Choice choice,
                                    BlockFacts block) {
-  const u32 active = __activemask(), lane = linear_thread() % 32u;
-  if ((what & kIsFirst) != 0) own = clock_before(now, kept.time);
-  if ((what & kBegins) != 0) {
-    u32 clock, code;
-    read_timers(clock, code, block.begin_globaltimer, linear_thread(), 0);
-    block.begin_globaltimer -= (clock - low(now)) / 2u;  // two cycles a nanosecond are near enough for so few
-    own = now;
+  const u32 active = __activemask();
+  const bool is_first = kept.flags == 0;
+  u64 own = is_first ? clock_before(now, kept.time) : static_cast<u64>(own_high) << 32 | kept.time;
+  const bool writes = (what & kWrites) != 0 && (kAllRecorded || recorded);
+  u32 next = kept.index + layout::kCursorCount, flags = kept.flags - (1u << kLeftShift);
+  if (writes && kept.chunks_left() == 0) {
+    const u32 more = (what & kStraight) != 0 ? 0u : kept.more_chunks();
+    flags = layout::kFlagExact | more << kLeftShift;
+    if (linear_thread() % 32u == 0) next = ask_for_chunks(kept.sequence + kept.count, 1u + more);
   }
-  if ((what & kIsFirst) != 0 && lane == kBeginLane) kept.code = block.begin_globaltimer;
-  if ((what & kAsks) != 0) recorded = ask_at_second<true>(choice, lane, kept, block);
-  // The same in all lanes, and by a vote, since ptxas would guard each mark against lanes that part if it did not know.
-  if (!kAllRecorded) recorded = __all_sync(active, recorded);
-  if ((what & kWrites) != 0 && recorded) {
-    const u32 more = (what & kTakesMore) != 0 ? kept.more_chunks() : 0u;
-    u32 next = kept.index + layout::kCursorCount;
-    if ((what & (kTakesOne | kTakesMore)) != 0 && lane == 0) {
-      next = ask_for_chunks(kept.sequence + kept.count, 1u + more);
+  const bool usual = writes && (kept.flags & layout::kFlagExact) != 0;
+  if (!usual || !store_of_loop<kCodeBits>(kept, own, slot, now)) {
+    const u32 lane = linear_thread() % 32u;
+    if ((what & kBegins) != 0) {
+      u32 clock, code;
+      read_timers(clock, code, block.begin_globaltimer, linear_thread(), 0);
+      block.begin_globaltimer -= (clock - low(now)) / 2u;  // two cycles a nanosecond are near enough for so few
+      own = now;
     }
-    write_chunk<kCodeBits, kSitesHash, false, false, false>(kept, own, lane, now, block);
-    kept.index = next;
+    if (is_first && (what & kStraight) == 0 && lane < kFirstLane) kept.code = kept.header_code(lane, block.begin_globaltimer);
+    if ((what & kAsks) != 0) recorded = ask_at_second<true>(choice, lane, kept, block);
+    if (!kAllRecorded && (what & kAsks) != 0 && lane == layout::kWordGrid) kept.code = kept.grid;
+    // The same in all lanes, and by a vote, since ptxas would guard each mark against lanes that part if it did not
+    // know.
+    if (!kAllRecorded) recorded = __all_sync(active, recorded);
+    if (writes) write_chunk<kCodeBits, kSitesHash, false, false, false>(kept, own, lane, now, block);
+    if (is_first && !writes) kept.flags = kept.count == 0 ? layout::kFlagExact : layout::kFlagNear;
+    slot = static_cast<int>(lane - kFirstLane);
+  }
+  if (writes) {
     own = now;
+    kept.index = next;
+    kept.flags = flags;
   }
   __syncwarp(active);  // as at the end of write_unusual
-  return {own, kept.code, kept.index, kept.grid, recorded};
+  return {own, kept.code, kept.index, kept.grid, kept.flags, slot, recorded};
 }
 
 // The end of a warp whose count is known at run time only.
@@ -94,7 +108,7 @@ class Packed {
   // else. Thread and block are asked for in front of it, as the kernel would do: behind it their answer would come
   // late.
   __device__ __forceinline__ Packed() {
-    has_more_to_do_ = opaque(1) != 0;
+    has_more_to_do_ = is_due_ = opaque(1) != 0;
     choice_.ask();
     ask_for(linear_thread(), linear_block());
   }
@@ -105,7 +119,7 @@ class Packed {
     if (is_counted()) {
       keep_counted(code);
     } else {
-      keep_in_loop(code);
+      keep_in_loop(code, 1u + (code / layout::kCodeId & 1u) + (code & layout::kCodePayload));
     }
     if ((code & layout::kCodeId) != 0) keep_raw(id);
     if ((code & layout::kCodePayload) != 0) keep_raw(payload);
@@ -113,6 +127,24 @@ class Packed {
   }
 
   __device__ __forceinline__ bool leaves_out(u32 iteration) const { return choice_.leaves_out(iteration); }
+
+  // Of a loop's iteration whose marks follow: they share one question, as far as their words have room. The usual chunk
+  // is written here, since a call and its return take longer than that.
+  __device__ __forceinline__ void begin_iteration() {
+    if (is_counted()) return;
+    constexpr u32 kMore = kIterationWords - kMarkWords;
+    if (is_due_) {
+      const u64 now = read_clock();
+      const bool writes = is_exact_ && kept_.count + kMore > limit_ && limit_ != kUnasked;
+      if (writes && store_of_loop<kCodeBits>(kept_, own(), slot_, now)) {
+        kept_.template begin_chunk<false>(static_cast<u32>(slot_) + kFirstLane, now);
+        own_high_ = high(now);
+      } else {
+        make_way(now, kMore);
+      }
+    }
+    room_ = kIterationWords;
+  }
 
   // Index that the next record will have in the warp's own count.
   __device__ __forceinline__ u32 next_sequence() const { return kept_.sequence + kept_.count; }
@@ -161,13 +193,25 @@ class Packed {
   }
 
   // One branch, and what it asks for is known since the mark before: what a branch asks for just then is waited for
-  // (ADR 9). Each record keeps all of its clock, so that no gap is ever guessed.
-  __device__ __forceinline__ void keep_in_loop(u32 code) {
+  // (ADR 9). Behind the begin of an iteration there is none for the words that have room there. Each record keeps all of
+  // its clock, so that no gap is ever guessed.
+  __device__ __forceinline__ void keep_in_loop(u32 code, u32 words) {
     const u64 now = read_clock();
-    if (has_more_to_do_) make_way(now);
+    if (room_ >= words) {
+      room_ -= words;
+    } else {
+      if (has_more_to_do_) make_way(now, 0);
+      room_ = 0;
+    }
     keep_clock(kept_.time, own_high_, kept_.code, slot_, kept_.count, now, code);
     ++kept_.count;
-    has_more_to_do_ = kept_.count > opaque(limit_);
+    ask_ahead();
+  }
+
+  __device__ __forceinline__ void ask_ahead() {
+    const u32 limit = opaque(limit_);
+    has_more_to_do_ = kept_.count > limit;
+    is_due_ = kept_.count + (kIterationWords - kMarkWords) > limit;
   }
 
   __device__ __forceinline__ void keep_raw(u32 word) {
@@ -175,7 +219,7 @@ class Packed {
     const bool free = is_counted() ? lane_ >= kFirstLane + kept_.count : slot_ >= static_cast<int>(kept_.count);
     kept_.time = free ? word : kept_.time;
     ++kept_.count;
-    has_more_to_do_ = has_more_to_do_ | (kept_.count > limit_);
+    if (!is_counted()) ask_ahead();
   }
 
   // Space is asked for at the second record: behind the kernel's own first loads, so that the answer arrives behind
@@ -192,52 +236,54 @@ class Packed {
       kept_.template begin_chunk<true>(lane_, base);
     } else {
       const u64 now = read_clock();  // not a mark
-      const u32 what = kWrites | kIsFirst | kTakesOne;
-      kept_.index = turn<kCodeBits, kSitesHash>(what, kept_, 0, now, recorded_, choice_, block_).index;
+      const u32 what = kWrites | kStraight;
+      kept_.index = turn<kCodeBits, kSitesHash>(what, kept_, 0, now, 0, recorded_, choice_, block_).index;
       kept_.sequence += kept_.count;
       kept_.count = kept_.raws = 0;
       kept_.time = low(now);
     }
   }
 
-  // Before a mark in a loop for which there is no room, or which is the first. What all lanes agree on is worked out
-  // here, where the compiler sees that they do.
-  __device__ __forceinline__ void make_way(u64 now) {
-    const bool full = kept_.count > limit_;
+  // Before a mark in a loop, or an iteration that needs room for `more` words than that, where there may be no room, or
+  // before the first. What all lanes agree on is worked out here, where the compiler sees that they do.
+  __device__ __forceinline__ void make_way(u64 now, u32 more) {
+    const bool full = kept_.count + more > limit_;
     const bool asks = full && limit_ == kUnasked;
     const bool writes = full && limit_ != kUnasked;
-    const u32 left = kept_.chunks_left() != 0 ? kept_.chunks_left() - 1u : kept_.more_chunks();
-    const u32 what = (begun_ ? 0u : kBegins) | (asks ? kAsks : 0u) | (writes ? kWrites : 0u) |
-                     (kept_.flags == 0 ? kIsFirst : 0u) | (kept_.chunks_left() == 0 ? kTakesMore : 0u);
-    const u64 own = static_cast<u64>(own_high_) << 32 | kept_.time;
-    const Turned turned = turn<kCodeBits, kSitesHash>(what, kept_, own, by_lane(now), recorded_, choice_, block_);
-    if (writes || kept_.count == 0) kept_.flags = (kept_.flags & ~layout::kFlagNear) | layout::kFlagExact;
-    if (kept_.flags == 0) kept_.flags = layout::kFlagNear;
-    slot_ = static_cast<int>(linear_thread() % 32u - kFirstLane);
+    const u32 what = (begun_ ? 0u : kBegins) | (asks ? kAsks : 0u) | (writes ? kWrites : 0u);
+    const Turned turned =
+        turn<kCodeBits, kSitesHash>(what, kept_, own_high_, by_lane(now), slot_, recorded_, choice_, block_);
     kept_.time = low(turned.own);
     own_high_ = high(turned.own);
     kept_.code = turned.code;
     kept_.index = turned.index;
     kept_.grid = turned.grid;
+    kept_.flags = turned.flags;
+    slot_ = turned.slot;
+    recorded_ = turned.recorded;
     kept_.sequence += writes ? kept_.count : 0u;
     kept_.raws = writes ? 0u : kept_.raws;
     kept_.count = writes ? 0u : kept_.count;
-    recorded_ = turned.recorded;
     // As a vote, or ptxas would not know that all lanes agree about it.
     const bool recorded = kAllRecorded || __all_sync(__activemask(), recorded_);
-    if (writes && recorded) kept_.flags = (kept_.flags & ((1u << kLeftShift) - 1u)) | left << kLeftShift;
     if (asks || !recorded) limit_ = recorded ? kAsked : kNever;
+    is_exact_ = is_exact_ || kept_.count == 0;
     begun_ = true;
   }
 
+  __device__ __forceinline__ u64 own() const { return static_cast<u64>(own_high_) << 32 | kept_.time; }
+
   bool begun_ = false;
   bool recorded_ = true;  // until it is known
+  bool is_exact_ = false;  // each record has all of its clock
   // With values: ptxas of CUDA 13.0 takes what is set on one way only for set on the other too.
   u32 lane_ = 0;  // where marks are counted
   int slot_ = 0;  // in loops: the record that this lane keeps; less than 0: a word of the header
   u32 limit_ = kUnasked;
   u32 own_high_ = 0;     // high half of the clock of this lane's record, where the mark is in a loop
+  u32 room_ = 0;         // words that the next marks in a loop may take without a question
   bool has_more_to_do_;  // at the next mark in a loop
+  bool is_due_;          // the same at the next begin of an iteration
   Kept kept_{0, 0, 0, 0, kNone, 0, 0, 0};
   BlockFacts block_;
   Choice choice_;

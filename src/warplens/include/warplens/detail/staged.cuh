@@ -59,6 +59,7 @@ class Staged {
   }
 
   __device__ __forceinline__ bool leaves_out(u32 iteration) const { return choice_.leaves_out(iteration); }
+  __device__ __forceinline__ void begin_iteration() {}
 
   __device__ __forceinline__ u32 next_sequence() const { return sequence_ + count_; }
 
