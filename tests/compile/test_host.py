@@ -153,12 +153,13 @@ def test_ctrl_c_ends_the_program_and_keeps_what_there_is(built: Built, tmp_path:
     assert launches_of(tmp_path / "run.wlens") == 3
 
 
+@pytest.mark.parametrize("ignored", ["trap '' XFSZ", ":"])  # else the signal would end the program
 @pytest.mark.parametrize(("blocks", "is_kept"), [(4, False), (64, True)])
 def test_a_full_disk_stops_the_recording_alone_and_what_was_complete_is_kept(
-    blocks: int, is_kept: bool, built: Built, tmp_path: Path
+    blocks: int, is_kept: bool, ignored: str, built: Built, tmp_path: Path
 ) -> None:
     # A limit on a file's size: what can be had without mounting. A launch is 12 chunks of 128 bytes and more.
-    limited = f"ulimit -f {blocks}; trap '' XFSZ; exec {built.program} _exit 40"
+    limited = f"ulimit -f {blocks}; {ignored}; exec {built.program} _exit 40"
     command = [
         sys.executable,
         "-m",
@@ -178,6 +179,28 @@ def test_a_full_disk_stops_the_recording_alone_and_what_was_complete_is_kept(
     assert "is not recorded further: cannot write" in done.stderr
     if is_kept:
         assert 1 <= launches_of(tmp_path / "run.wlens") < 40
+
+
+def test_where_the_system_gives_no_thread_the_program_runs_on_and_it_is_told(built: Built, tmp_path: Path) -> None:
+    source, library = tmp_path / "none.cpp", tmp_path / "none.so"
+    source.write_text("#include <cerrno>\nextern \"C\" int pthread_create(...) { return EAGAIN; }\n")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
+    done = record(built, tmp_path, "run", "5", LD_PRELOAD=str(library))
+    assert (done.returncode, done.stdout) == (5, "5\n")
+    assert "the system gives no thread" in done.stderr
+
+
+def test_a_program_that_waits_for_a_signal_gets_it(built: Built, tmp_path: Path) -> None:
+    for number in range(5):  # it depends on which thread the system chooses
+        done = record(built, tmp_path, "sigwait", "3", options=("-f", "--rounds", "0"))
+        assert (done.returncode, done.stdout.splitlines()[0]) == (0, "ended by USR1"), number
+        assert launches_of(tmp_path / "run.wlens") == 3
+
+
+def test_what_a_program_writes_to_a_stream_that_it_closed_is_not_in_the_trace(built: Built, tmp_path: Path) -> None:
+    done = record(built, tmp_path, "garble", "60", options=("--rounds", "0", "-c", "1000"))
+    assert done.returncode == 0
+    assert launches_of(tmp_path / "run.wlens") == 60
 
 
 @pytest.mark.parametrize("folder", ["none", "/proc"])  # not there; read-only, for root too

@@ -1,12 +1,13 @@
 // A program with launches, without nvcc and without a GPU: what a translation unit with host.hpp does, by hand.
 //   program MODE LAUNCHES     MODE: run, crash, _exit, fork, exec, close, contexts, streams, graph, window, unmarked,
-//   threads, paced, ranges, graphs, shapes, per-thread, beside, files, hang
+//   threads, paced, ranges, graphs, shapes, per-thread, beside, files, hang, sigwait, garble
 // A launch copies the chunks in the file CHUNKS to where the descriptor says, as a kernel would, and counts in
 // `result`.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -143,7 +144,27 @@ int main(int argc, char** argv) {
   static const Twins* twins = std::getenv("NO_PAIR") == nullptr ? new Twins(kTraced, kClean) : nullptr;
   static const Twins others(kTraced2, kClean2);
   (void)twins;
-  if (mode == "close") {
+  if (mode == "sigwait") {  // as a server ends
+    for (int i = 0; i < launches; ++i) launch();
+    sigset_t awaited;
+    sigemptyset(&awaited);
+    sigaddset(&awaited, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &awaited, nullptr);
+    kill(getpid(), SIGUSR1);
+    int got = 0;
+    sigwait(&awaited, &got);
+    std::printf("ended by %s\n", got == SIGUSR1 ? "USR1" : "another");
+  } else if (mode == "garble") {  // writes on to a stream that it has closed
+    launch();
+    wait_a_moment();
+    close(2);
+    for (int i = 1; i < launches; ++i) {
+      launch();
+      for (int k = 0; k < 200; ++k) {
+        if (write(2, "GARBAGE", 7) < 0) continue;
+      }
+    }
+  } else if (mode == "close") {
     launch();
     wait_a_moment();
     for (int i = 3; i < 256; ++i) close(i);

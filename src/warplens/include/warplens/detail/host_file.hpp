@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "host_thread.hpp"
+
 // nvcc compiles for the host without optimisation unless it is told to.
 #ifdef __clang__
 #define WARPLENS_DETAIL_FAST
@@ -69,7 +71,7 @@ class File {
     for (int number = 0; number < 1000; ++number) {
       base_ = folder + "/" + stem + (number > 0 ? "-" + std::to_string(number) : "");
       if (access((base_ + ".wlens").c_str(), F_OK) == 0) continue;
-      const int file = open(part().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      const int file = open_apart(part().c_str(), O_WRONLY | O_CREAT | O_EXCL);
       if (file >= 0) {
         struct stat found;
         fstat(file, &found);
@@ -85,7 +87,7 @@ class File {
   // One member, piece by piece. Its header is written last: what was cut off is no member.
   bool begin(const std::string& name, std::uint64_t size) {
     if (!error_.empty()) return false;
-    file_ = open(part().c_str(), O_WRONLY | O_CLOEXEC);
+    file_ = open_apart(part().c_str(), O_WRONLY);
     struct stat found;
     if (file_ < 0 || fstat(file_, &found) != 0 || found.st_ino != inode_) return fail("cannot open " + part());
     member_ = {name, static_cast<std::uint32_t>(size), 0, offset_};
@@ -127,7 +129,7 @@ class File {
       put_entry(out, member);
     }
     put_end(out, count, offset_, out.size());
-    file_ = open(part().c_str(), O_WRONLY | O_CLOEXEC);
+    file_ = open_apart(part().c_str(), O_WRONLY);
     if (file_ < 0) return fail("cannot open " + part());
     if (!write_at(offset_, out.data(), out.size())) return false;
     if (ftruncate(file_, static_cast<off_t>(offset_ + out.size())) != 0) return fail("cannot end " + part());
@@ -213,6 +215,7 @@ class File {
   }
   bool write_at(std::uint64_t at, const void* data, std::size_t size) {
     const auto* bytes = static_cast<const char*>(data);
+    const NoSizeSignal none;
     while (size > 0) {
       const ssize_t done = pwrite(file_, bytes, size, static_cast<off_t>(at));
       if (done < 0 && errno == EINTR) continue;

@@ -15,6 +15,8 @@
 #include <string>
 #include <thread>
 
+#include "host_thread.hpp"
+
 namespace warplens {
 namespace detail {
 namespace host {
@@ -85,7 +87,9 @@ class Halt {
     base_ = base;
     touch(base_ + ".watch", "");
     Signals::own().owner = getpid();
-    std::thread([] { Signals::own().guard(); }).detach();
+    Thread guard;
+    if (!guard.start([] { Signals::own().guard(); })) return;  // signals do as they did
+    guard.detach();
     for (const int number : {SIGINT, SIGTERM}) {
       struct sigaction now = {}, ours = {};
       if (sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {

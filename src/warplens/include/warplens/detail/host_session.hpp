@@ -161,10 +161,13 @@ class Session {
     if (drainer_.joinable()) drainer_.join();
     // Another kernel of the program's may not end, for which these calls would wait: then the file stays a part.
     const auto finished = std::make_shared<Done>();
-    std::thread([this, finished] {
+    Thread last;
+    const bool started = last.start([this, finished] {
       for (auto& entry : devices_) finish_device(*entry.second);
       finished->set();
-    }).detach();
+    });
+    if (!started) return;
+    last.detach();
     if (finished->wait_for(kLongestWait)) {
       writer_.finish(driver_, summary());
     }
@@ -254,8 +257,12 @@ class Session {
       device->calibrated =
           calibrator != nullptr && device->calibrate(calibrator, capturing ? device->stream : launch.stream);
       if (!drainer_.joinable()) {
+        if (!drainer_.start([this] { drain_all(); })) {
+          device->error = "the system gives no thread that could read what launches record";
+          writer_.complain(device->error);
+          return device.get();
+        }
         halt_.begin(options_.folder, writer_.base());
-        drainer_ = std::thread([this] { drain_all(); });
       }
     }
     if (launch.unit->symbols.count(context) == 0) {
@@ -476,7 +483,7 @@ class Session {
   const Options& options_;
   std::mutex mutex_;
   std::condition_variable wake_, room_;  // something to drain; a slot is free
-  std::thread drainer_;
+  Thread drainer_;
   std::atomic<bool> stopped_{false}, late_{false};
   bool on_, switched_on_ = false, ended_ = false, draining_ = false;
   std::uint64_t matched_ = 0, kept_ = 0;

@@ -239,8 +239,9 @@ class Writer {
     const std::string text = "{\"process\":" + process() + ",\"kernels\":" + joined(summary.ran) +
                              ",\"left_out\":" + joined(left_out) +
                              ",\"failed\":" + (why_.empty() ? "null" : json_text(why_)) + "}\n";
-    const int file = open((file_.base() + ".json").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    const int file = open_apart((file_.base() + ".json").c_str(), O_WRONLY | O_CREAT | O_TRUNC);
     if (file < 0) return;
+    const NoSizeSignal none;
     if (write(file, text.data(), text.size()) < 0) complain(std::strerror(errno));
     close(file);
   }
