@@ -183,7 +183,7 @@ def test_a_full_disk_stops_the_recording_alone_and_what_was_complete_is_kept(
 
 def test_where_the_system_gives_no_thread_the_program_runs_on_and_it_is_told(built: Built, tmp_path: Path) -> None:
     source, library = tmp_path / "none.cpp", tmp_path / "none.so"
-    source.write_text("#include <cerrno>\nextern \"C\" int pthread_create(...) { return EAGAIN; }\n")
+    source.write_text('#include <cerrno>\nextern "C" int pthread_create(...) { return EAGAIN; }\n')
     subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
     done = record(built, tmp_path, "run", "5", LD_PRELOAD=str(library))
     assert (done.returncode, done.stdout) == (5, "5\n")

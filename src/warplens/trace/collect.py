@@ -1,7 +1,8 @@
 """The files that the processes of a recorded program left in a folder, given their names.
 
 In: the folder, and how files are to be called. Out: `.wlens` files in their places. Whole files are moved; of those
-that were cut off (a crash, a kill) the complete launches are kept. Must not import Polars.
+that were cut off (a crash, a kill) the complete launches are kept, on a full disk as `.wlens.part`. Must not import
+Polars.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from warplens.errors import FileError, FormatError
-from warplens.trace.file import read_file, write_file
+from warplens.trace.file import FileContents, read_file, write_file
 from warplens.whole import place_for_file, whole_file
 
 _PART: Final = re.compile(r"(\d+)(-\d+)?\.wlens(\.part)?")
@@ -76,16 +77,26 @@ def _keep(path: Path, template: str, ranked: bool, force: bool, out: Collected) 
     process = process if isinstance(process, dict) else {}
     whole = path
     if path.suffix == ".part":
-        whole = path.with_name(f"whole-{path.stem}")
-        write_file(whole, contents.manifest, records=contents.records, sources=contents.sources)
-        path.unlink()
-    first = Path(name_of(template, process, ranked=ranked))
+        whole = _whole(path, contents)
+    name = name_of(template, process, ranked=ranked)
+    first = Path(f"{name}.part" if whole.suffix == ".part" else name)
     if "%" in str(Path(template).parent):  # the folder's name is known only now
         first.parent.mkdir(parents=True, exist_ok=True)
     for target in _names(first, process):
         if target not in out.files and _place(whole, target, force):
             out.files[target] = contents.manifest
             return
+
+
+def _whole(part: Path, contents: FileContents) -> Path:
+    """The file written anew, with a directory; as it is, which `warplens.open` reads too, where there is no room."""
+    whole = part.with_name(f"whole-{part.stem}")
+    try:
+        write_file(whole, contents.manifest, records=contents.records, sources=contents.sources)
+    except FileError:
+        return part
+    part.unlink()
+    return whole
 
 
 def _place(path: Path, target: Path, force: bool) -> bool:

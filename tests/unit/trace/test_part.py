@@ -73,6 +73,20 @@ def add_stopped(writer: PartWriter, begun: dict[str, Any], part: FakeRecording, 
     writer.add_stopped(manifest, launch, part.manifest["kernels"][0], part.records["records/000000.u32"])
 
 
+def test_what_was_cut_off_keeps_its_name_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise FileError("cannot write it: No space left on device")
+
+    (run := tmp_path / "run").mkdir()
+    write(run)
+    monkeypatch.setattr("warplens.trace.collect.write_file", full)
+    found = collect(run, str(tmp_path / "run.wlens"))
+    assert (list(found.files), found.failures) == ([tmp_path / "run.wlens.part"], [])
+    trace = warplens.open(tmp_path / "run.wlens.part")
+    assert (trace.launches.height, trace.manifest["complete"]) == (3, False)
+    assert not list(run.iterdir())
+
+
 @pytest.mark.parametrize("launches", [0, 2])
 def test_a_launch_that_has_not_ended_is_the_last_one_and_the_file_stays_a_part(launches: int, tmp_path: Path) -> None:
     part = fake_recording(blocks=4, warps=2, phases=4)
