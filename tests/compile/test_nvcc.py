@@ -83,6 +83,10 @@ def test_a_program_holds_marks_and_the_names_of_its_sites(place: Path) -> None:
     assert b"\x1ea.cu:7 wait barrier 0\x1fwait\x1fbarrier 0\x1f" in data
     done = subprocess.run([place / "a"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "1\n"  # there is no GPU, and the program says so itself
+    command = [*OURS[:-1], "record", "./a"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr.splitlines()
+    assert said[1] == "not recorded: no NVIDIA driver on this machine (libcuda.so.1 cannot be loaded)"
+    assert said[-2:] == ["          1  (name not known)", "try: warplens doctor, which says what recording needs"]
     assert sorted(path.name for path in place.iterdir()) == ["a", "a.cu", "bin"]
 
 

@@ -21,9 +21,10 @@ from warplens.capture.cupy_builds import Build, first_kernel, unmarkable
 from warplens.capture.forked import in_children
 from warplens.capture.patched import patched
 from warplens.capture.python import PythonCapture
-from warplens.capture.python_builds import Kernel, one_line
+from warplens.capture.python_builds import Kernel
 from warplens.capture.python_door import PatchingDoor
 from warplens.capture.python_manifest import Loaded
+from warplens.capture.tell import one_line
 
 _CHANGED: Final = {
     "cupy._core.raw": ("_get_raw_module",),
@@ -69,7 +70,7 @@ class CupyDoor(PatchingDoor):
                 self._tell(f"{kernel.name} was loaded without marks by an earlier recording: it is not recorded")
             return None
         if kernel.selection != self._capture.options.selection:
-            self._tell(f"{kernel.name} has the marks of an earlier recording, which loaded it")
+            self._remark(f"{kernel.name} has the marks of an earlier recording, which loaded it")
         return kernel.loaded.of_function(kernel.function)
 
     def about_to_launch(

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from warplens.capture.assemble import Wish
-from warplens.capture.python_builds import COOPERATIVE, Kernel, Marked, Wanted, mark, one_line, symbols
+from warplens.capture.python_builds import COOPERATIVE, Kernel, Marked, Wanted, mark, symbols
+from warplens.capture.tell import one_line
 from warplens.errors import PtxError
 
 _GLOBAL: Final = re.compile(r"__global__[^;{]*?\b((?!__)[A-Za-z_]\w*)\s*\(")

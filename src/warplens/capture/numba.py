@@ -19,9 +19,10 @@ from typing import Any, Final
 from warplens.capture import driver
 from warplens.capture.numba_builds import marked, unmarkable
 from warplens.capture.python import PythonCapture
-from warplens.capture.python_builds import Kernel, one_line
+from warplens.capture.python_builds import Kernel
 from warplens.capture.python_door import PatchingDoor
 from warplens.capture.python_manifest import Loaded
+from warplens.capture.tell import one_line
 
 _CHANGED: Final = {
     "numba.cuda.dispatcher": ("CUDADispatcher.call", "_Kernel.launch"),

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from warplens.capture.assemble import Wish
-from warplens.capture.python_builds import COOPERATIVE, Marked, Wanted, mark, one_line, symbols
+from warplens.capture.python_builds import COOPERATIVE, Marked, Wanted, mark, symbols
+from warplens.capture.tell import one_line
 from warplens.errors import PtxError
 
 _LINES: Final = re.compile(r"^\s*(?:\.(?:loc|file)\b.*|//.*)?$\n?", re.MULTILINE)
@@ -44,7 +45,7 @@ def marked(kernel: Any, name: str, dispatcher: Any, wanted: Wanted) -> Marked | 
         try:
             text = with_lines(kernel, text, dispatcher)
         except Exception as error:
-            wanted.tell(f"{name}: its marks have no lines of the source: {one_line(error)}")
+            wanted.remark(f"{name}: its marks have no lines of the source: {one_line(error)}")
     found = symbols(text)
     if len(found) != 1:
         raise PtxError(f"Numba's PTX of it has {len(found)} kernels: one was expected")

@@ -28,7 +28,7 @@ from warplens.capture.python_manifest import Kernel, Launch, Loaded, make_record
 from warplens.capture.python_memory import Memory, is_captured
 from warplens.capture.recording import Recording
 from warplens.capture.request import Asked
-from warplens.capture.tell import tell
+from warplens.capture.tell import one_line, tell
 from warplens.errors import KernelWarning, UsageError
 from warplens.instrument import Budget, Selection
 from warplens.instrument.recorder import MOST_CHUNKS_A_SLAB
@@ -288,7 +288,7 @@ class PythonCapture:
                 driver.call("cuCtxSynchronize", doing="waiting for recorded launches")
                 self._read(self._gpu, 0)
             except Exception as error:  # the GPU stopped, and the program knows
-                self.tell(f"what was recorded could not be read: {error}")
+                self.tell(f"what was recorded could not be read: {one_line(error)}")
         self._over = True
 
     def recording(self) -> Recording | None:
@@ -343,7 +343,7 @@ class PythonCapture:
         try:
             self._choose(own, own.kernel, grid, stream, wanted, block, shared_bytes)
         except Exception as error:  # recording must not harm the program
-            self.tell(f"a launch of {own.name} is not recorded: {error}", door.warning)
+            self.tell(f"a launch of {own.name} is not recorded: {one_line(error)}", door.warning)
         return False
 
     def _choose(
@@ -410,7 +410,7 @@ class PythonCapture:
                 if self._recording is not None:
                     done(self._recording)
             except Exception as error:
-                self.tell(f"what was recorded could not be read: {error}")
+                self.tell(f"what was recorded could not be read: {one_line(error)}")
 
         self._reader = threading.Thread(target=read, name="warplens", daemon=True)
         self._reader.start()
@@ -426,7 +426,7 @@ class PythonCapture:
             if loaded is not None:
                 own.kernel = self._point(door, loaded.launched_with(block, shared_bytes), stream)
         except Exception as error:  # recording must not harm the program
-            self.tell(f"{name} is not recorded: {error}", door.warning)
+            self.tell(f"{name} is not recorded: {one_line(error)}", door.warning)
         self._seen[id(kernel)] = own
         self._kept.append(kernel)
         self._on_first()
@@ -435,7 +435,7 @@ class PythonCapture:
     def _point(self, door: Door, loaded: Loaded, stream: int) -> Kernel:
         for name in self.options.ignored:
             line = f"{name} is not obeyed for {door.package}'s kernels: they are recorded without"
-            self.tell(line, door.warning)
+            self.remark(line, door.warning)
         if self._gpu is None:
             if is_captured(stream):
                 raise UsageError("the first launch of all is being captured in a CUDA graph: launch one before")

@@ -48,12 +48,14 @@ class Kernel:
 class Wanted:
     """What a capture wants of a module.
 
-    `selection`: which marks; `takes`: whether a kernel of this name is wanted; `tell` says one line to the user.
+    `selection`: which marks; `takes`: whether a kernel of this name is wanted; `tell` says one line of what is not
+    recorded, `remark` one of how the rest is.
     """
 
     selection: Selection
     takes: Callable[[str], bool]
     tell: Callable[[str], None]
+    remark: Callable[[str], None]
 
 
 @dataclass
@@ -123,14 +125,9 @@ def mark(text: str, names: Mapping[str, str], wanted: Wanted, wish: Wish, texts:
     for line in chosen.lines:
         symbol, _, rest = line.partition(": ")
         if rest.startswith("it gets") and not rest.startswith(_AS_WANTED):
-            wanted.tell(f"{shown.get(symbol, symbol)}: {rest}, for more would spill or crowd out blocks")
+            wanted.remark(f"{shown.get(symbol, symbol)}: {rest}, for more would spill or crowd out blocks")
         elif TOO_MANY in rest or (rest.startswith("it gets") and IN_MEMORY[State.LOCAL] in rest):
-            wanted.tell(f"{shown.get(symbol, symbol)}: {rest}")
+            wanted.remark(f"{shown.get(symbol, symbol)}: {rest}")
     if chosen.text is None:
         return None
     return Marked(shown, made[chosen.text], wanted, texts, text, chosen)
-
-
-def one_line(error: Exception) -> str:
-    """An error's first line, or its class."""
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

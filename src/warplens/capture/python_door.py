@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from warplens.capture.patched import patched
 from warplens.capture.python import Door, PythonCapture
-from warplens.capture.python_builds import Kernel, Wanted, one_line
+from warplens.capture.python_builds import Kernel, Wanted
+from warplens.capture.tell import one_line
 from warplens.errors import KernelWarning
 
 _active: dict[str, Door] = {}
@@ -57,7 +58,7 @@ class PatchingDoor(Door):
     @property
     def wanted(self) -> Wanted:
         """What the capture wants of a module."""
-        return Wanted(self._capture.options.selection, self._capture.takes, self._tell)
+        return Wanted(self._capture.options.selection, self._capture.takes, self._tell, self._remark)
 
     def launches(
         self,
@@ -85,6 +86,9 @@ class PatchingDoor(Door):
     def _tell(self, line: str) -> None:
         self._capture.tell(line, self.warning)
 
+    def _remark(self, line: str) -> None:
+        self._capture.remark(line, self.warning)
+
     def _patch(self, owner: Any, name: str, changed: Callable[..., Any]) -> None:
         """`changed` gets the original in front of its arguments."""
         original = getattr(owner, name)
@@ -95,4 +99,4 @@ class PatchingDoor(Door):
                 return getattr(owner, name)(*arguments, **named)
             return changed(original, *arguments, **named)
 
-        self._undo.append(patched(owner, name, calls, self._tell))
+        self._undo.append(patched(owner, name, calls, self._remark))

@@ -9,6 +9,11 @@ import contextlib
 import sys
 
 
+def one_line(error: Exception) -> str:
+    """An error's first line, or its class."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
 def tell(line: str) -> None:
     """Say one line."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none; it is full; it is closed

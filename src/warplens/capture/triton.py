@@ -16,6 +16,7 @@ from warplens.capture.forked import in_children
 from warplens.capture.modules import read_site_sets
 from warplens.capture.python import PythonCapture, PythonOptions
 from warplens.capture.python_manifest import Loaded
+from warplens.capture.tell import one_line
 from warplens.capture.triton_hooks import Hooks, unfit
 from warplens.errors import KernelWarning
 from warplens.instrument.shared_state import SHARED_STATE, SHARED_STATE_BYTES
@@ -33,7 +34,7 @@ class TritonDoor:
 
     def __init__(self, capture: PythonCapture) -> None:
         self._capture = capture
-        self.hooks = Hooks(capture.options.key, self._tell)
+        self.hooks = Hooks(capture.options.key, self._remark)
         self._undo = self.hooks.undo
         self._settled: list[tuple[Any, type]] = []
 
@@ -62,7 +63,7 @@ class TritonDoor:
                 try:
                     self._mark(kernel)
                 except Exception as error:  # recording must not harm the program
-                    self._tell(f"{getattr(kernel, 'name', 'a kernel')} is not marked: {error}")
+                    self._tell(f"{getattr(kernel, 'name', 'a kernel')} is not marked: {one_line(error)}")
             return load(kernel)
 
         @functools.wraps(metadata)
@@ -86,7 +87,7 @@ class TritonDoor:
     def loaded(self, kernel: Any) -> Loaded | None:
         """A compiled kernel of Triton's with marks; None for one without. Loads it."""
         kernel._init_handles()
-        text, cubin = kernel.asm["ptx"], kernel.asm["cubin"]
+        text, cubin = kernel.asm.get("ptx") or "", kernel.asm.get("cubin")  # AMD's has neither
         sets = read_site_sets(cubin) if layout.DESCRIPTOR_SYMBOL in text else []
         if not sets:
             return None

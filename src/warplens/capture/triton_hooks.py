@@ -23,7 +23,14 @@ from warplens.capture.patched import patched
 _LEAST_VERSION: Final = (3, 6)
 _KEY_FROM_HOOK: Final = (3, 7)
 """From here on Triton asks the hook of its stages for a key of its caches."""
-
+_NEEDED: Final = (
+    "triton:knobs.runtime.interpret",
+    "triton:knobs.runtime.add_stages_inspection_hook",
+    "triton:knobs.compilation.instrumentation_mode",
+    "triton.compiler.compiler:CompiledKernel._init_handles",
+    "triton.compiler.compiler:CompiledKernel.launch_metadata",
+)
+"""Names of Triton's that a recording cannot do without."""
 _HOOK: Final = "add_stages_inspection_hook"
 _MODE: Final = "instrumentation_mode"
 _MARKS: Final = "warplens.triton.marks"
@@ -59,10 +66,11 @@ def key_hook(own: str, previous: Any, live: Callable[[], bool] = lambda: True) -
 
 
 class Hooks:
-    """The changes of one recording. `undo`: what puts each back. `trying`: above 0 while an autotuner tries kernels."""
+    """The changes of one recording, of which `remark` says a line each. `undo`: what puts each back. `trying`: above 0
+    while an autotuner tries kernels."""
 
-    def __init__(self, key: str, tell: Callable[[str], None]) -> None:
-        self._key, self._tell = key, tell
+    def __init__(self, key: str, remark: Callable[[str], None]) -> None:
+        self._key, self._remark = key, remark
         self.undo: list[Callable[[], None]] = []
         self.trying = 0
         self._silent = 0
@@ -86,7 +94,7 @@ class Hooks:
     def patch(self, owner: Any, name: str, value: Any, *, aside: bool = False) -> None:
         """Sets an attribute until the end. `aside`: it goes back while an autotuner tries kernels."""
         before = getattr(owner, name)
-        self.undo.append(patched(owner, name, value, self.look if aside else self._tell))
+        self.undo.append(patched(owner, name, value, self.look if aside else self._remark))
         if aside:
             self._aside.append((owner, name, value, before))
 
@@ -110,9 +118,9 @@ class Hooks:
         of another attribute."""
         if self._runtime is None:
             if line:
-                self._tell(line)
+                self._remark(line)
         elif not self.trying and _MARKS in sys.modules and not self._is_apart():
-            self._tell(_REPLACED)
+            self._remark(_REPLACED)
 
     def emit(self, verb: str, name: str, semantic: Any) -> None:
         """Leaves a mark in the kernel that is being compiled: a comment in its PTX that has its place in the order."""
@@ -123,7 +131,7 @@ class Hooks:
             if getattr(options, _MODE, self._key) != self._key:
                 return
         elif not self._is_apart():
-            self._tell(_REPLACED)
+            self._remark(_REPLACED)
             return
         self._emitted += 1
         core: Any = importlib.import_module("triton.language.core")
@@ -147,7 +155,7 @@ class Hooks:
         if place and not _writable(str(place)):
             folder = triton_inductor.temporary_folder()
             self.patch(cache, "dir", folder)
-            self._tell(f"Triton's cache {place} cannot be written: recorded kernels are compiled into {folder}")
+            self._remark(f"Triton's cache {place} cannot be written: recorded kernels are compiled into {folder}")
 
     def _is_apart(self) -> bool:
         """Whether what Triton compiles now has this recording's key in its caches: the program may have set a hook of
@@ -169,7 +177,7 @@ class Hooks:
             tuner: Any = importlib.import_module("triton.runtime.autotuner").Autotuner
             bench = tuner._bench
         except (ImportError, AttributeError) as error:
-            self._tell(f"what Triton's autotuner tries is recorded too, for it is not where it was expected: {error}")
+            self._remark(f"what Triton's autotuner tries is recorded too, for it is not where it was expected: {error}")
             return
 
         @functools.wraps(bench)
@@ -205,7 +213,7 @@ class Hooks:
                     self._silent -= 1
                 name = getattr(kernel, "__name__", "a kernel")
                 why = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-                self._tell(f"{name} does not compile with the marks of its source ({why}): they are left out")
+                self._remark(f"{name} does not compile with the marks of its source ({why}): they are left out")
                 return out
 
         self.patch(function, "_do_compile", compiled)
@@ -246,17 +254,29 @@ def unfit(triton: Any) -> str | None:
     use in a program that may yet fork, or choose another."""
     if _active is not None:
         return "another recording of Triton kernels is under way in this process: this one records none"
+    shown = f"Triton {getattr(triton, '__version__', '?')}"
     if _version(triton) < _LEAST_VERSION:
         least = ".".join(map(str, _LEAST_VERSION))
-        return (
-            f"Triton {getattr(triton, '__version__', '?')} is not supported, {least} or newer is: nothing is recorded"
-        )
+        return f"{shown} is not supported, {least} or newer is: nothing is recorded"
+    missing = next((name for name in _NEEDED if not _has(name)), None)
+    if missing is not None:
+        return f"{shown} is not supported, for it has no {missing.replace(':', '.')}: nothing is recorded"
     if triton.knobs.runtime.interpret:
         return "Triton interprets its kernels (TRITON_INTERPRET): nothing runs on the GPU, and nothing is recorded"
     mode = triton.knobs.compilation.instrumentation_mode
     if mode:
         return f"Triton's kernels are instrumented by something else already ({mode}): nothing is recorded"
     return None
+
+
+def _has(name: str) -> bool:
+    """Whether there is a name of Triton's, `module:attribute.attribute`."""
+    module, _, attributes = name.partition(":")
+    try:
+        functools.reduce(getattr, attributes.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def _version(triton: Any) -> tuple[int, int]:

@@ -268,12 +268,13 @@ def _tell_where(path: Path, manifest: dict[str, Any]) -> None:
 def _tell_left_out(notes: list[dict[str, Any]]) -> None:
     for note in notes:
         for text in note.get("left_out") or []:
-            click.echo(f"not recorded: {visible(text, limit=200)}", err=True)
+            text = str(text).replace(" is not recorded: ", ": ", 1)  # it stands in front
+            click.echo(f"not recorded: {visible(text, limit=300)}", err=True)
     remarks = [text for note in notes for text in note.get("remarks") or []]
     for text in remarks[:_LISTED]:
-        click.echo(f"marks: {visible(text, limit=300)}", err=True)
+        click.echo(f"note: {visible(text, limit=300)}", err=True)
     if len(remarks) > _LISTED:
-        click.echo(f"marks: {len(remarks) - _LISTED:,} more lines, in the traces' manifests", err=True)
+        click.echo(f"note: {len(remarks) - _LISTED:,} more lines, in the traces' manifests", err=True)
 
 
 def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bool = True, cut: bool = False) -> None:
@@ -306,11 +307,13 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bo
         click.echo(f"Python processes used {', '.join(map(visible, loaded))}, {text}", err=True)
     if cut and not notes:
         click.echo("what it launched is not known: its processes were stopped before they could say", err=True)
-    elif nothing and not counts and not any(note.get("left_out") for note in notes):
-        if not has_driver():
-            click.echo(
-                f"{NO_DRIVER}: no kernel can run\ntry: warplens doctor, which says what recording needs", err=True
-            )
+        return
+    left_out = [str(text) for note in notes for text in note.get("left_out") or []]
+    told = any(NO_DRIVER in text for text in left_out)
+    if nothing and (told or not (counts or left_out)):
+        if told or not has_driver():
+            why = "" if told else f"{NO_DRIVER}: no kernel can run\n"
+            click.echo(f"{why}try: warplens doctor, which says what recording needs", err=True)
             return
         text = "no launch was seen: warplens sees those of .cu files that include warplens/host.hpp or that"
         click.echo(
@@ -325,7 +328,8 @@ def _why_not(kernel: dict[str, Any], request: Request) -> str:
     if kernel.get("without_marks"):
         return "has no marks that ran"
     if not kernel.get("matches"):
-        return "does not match -k"
+        known = kernel.get("name") != "(name not known)"  # as host.hpp has it where there is no driver to ask
+        return "does not match -k" if request.kernels and known else ""
     if kernel.get("other_range"):
         return "outside of the ranges of --nvtx-include"
     if kernel.get("other_grid"):

@@ -126,10 +126,10 @@ class _Process:
                 "or_more": name in own.uncounted,
                 "recorded": kept,
                 "matches": fits,
-                "without_marks": fits and not kept,
+                "without_marks": fits and not kept and not told,
             }
             for name, (seen, kept) in ran.items()
-            for fits in [own.takes(name)]
+            for fits, told in [(own.takes(name), any(line.startswith(f"{name} is not recorded:") for line in own.told))]
         ]
         remarks = [line for line in own.notes if line not in own.told]
         self._leave({"kernels": kernels, "left_out": own.told, "remarks": remarks, "failed": self._failed})

@@ -23,7 +23,7 @@ from warplens.capture.recording import Recording
 from warplens.capture.request import Request
 from warplens.capture.residency import Launch as Residency
 from warplens.capture.triton import TritonCapture, TritonWarning
-from warplens.errors import SitesError, UsageError
+from warplens.errors import DeviceError, SitesError, UsageError
 from warplens.instrument import Selection
 from warplens.trace import Trace
 from warplens.trace import open as open_trace
@@ -116,6 +116,47 @@ def test_what_cannot_be_recorded_is_one_line_and_changes_nothing(
     capture.stop()
     assert len(capture.notes) == 1
     assert capture.recording() is None
+
+
+@pytest.mark.parametrize("missing", ["triton.knobs", "triton.knobs.compilation", "CompiledKernel.launch_metadata"])
+def test_of_a_triton_that_has_not_what_is_needed_one_line_says_so(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = Fake(version="5.0.0").install(monkeypatch)
+    knobs, hook = newer.knobs, newer.knobs.runtime.add_stages_inspection_hook
+    if missing == "triton.knobs":
+        del newer.module.__dict__["knobs"]
+    elif "knobs" in missing:
+        del knobs.compilation
+    else:
+        monkeypatch.delattr(CompiledKernel, "launch_metadata")
+    capture = TritonCapture(quiet=True)
+    with capture:
+        pass
+    (note,) = capture.notes
+    assert note.startswith(
+        f"Triton 5.0.0 is not supported, for it has no {missing if 'knobs' in missing else 'triton.'}"
+    )
+    assert note.endswith(": nothing is recorded")
+    assert knobs.runtime.add_stages_inspection_hook is hook
+
+
+def test_what_is_said_of_an_error_is_its_first_line_and_where_something_is_recorded_all_the_same_that_is_no_loss(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.knobs.cache.dir = "/proc/none"
+
+    def no_driver(_: Any) -> Any:
+        raise DeviceError("no driver\nand what to do")
+
+    with TritonCapture(quiet=True) as capture:
+        monkeypatch.setattr(capture.door, "loaded", no_driver)
+        CompiledKernel().launch_metadata((1,), 7)
+    assert capture.told == ["k is not recorded: no driver"]
+    assert [note.partition(":")[0] for note in capture.notes] == [
+        "Triton's cache /proc/none cannot be written",
+        "k is not recorded",
+    ]
 
 
 @pytest.mark.usefixtures("fake", "roomy")

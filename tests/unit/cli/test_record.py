@@ -210,6 +210,33 @@ def test_why_a_kernel_that_ran_was_not_recorded(
     assert capsys.readouterr().err.splitlines()[-1] == "          3  k" + (f"  ({why})" if why else "")
 
 
+NO_DRIVER = "no NVIDIA driver on this machine (libcuda.so.1 cannot be loaded)"
+
+
+@pytest.mark.parametrize("why", [NO_DRIVER, f"k is not recorded: {NO_DRIVER}"])
+@pytest.mark.parametrize("kernels", [None, "other"])
+def test_a_missing_driver_is_told_once_and_no_kernel_is_said_to_have_another_name(
+    kernels: str | None, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """host.hpp knows no kernel's name then; Triton's has one."""
+    ran = [{"name": "(name not known)", "launches": 1, "recorded": 0, "matches": False}]
+    _tell_what_ran([{"process": {}, "kernels": ran, "left_out": [why]}], Request(kernels=kernels))
+    assert capsys.readouterr().err.splitlines() == [
+        "nothing was recorded",
+        "not recorded: " + why.replace("k is not recorded", "k"),
+        "kernels that ran in files with warplens/host.hpp, of Triton, CuPy, Numba, and of warplens.Kernel:",
+        "          1  (name not known)",
+        "try: warplens doctor, which says what recording needs",
+    ]
+
+
+def test_a_kernel_does_not_match_what_was_asked_for_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    note = {"process": {}, "kernels": [{"name": "k", "launches": 1, "recorded": 0, "matches": False}]}
+    for asked, said in ((None, "k"), ("other", "k  (does not match -k)")):
+        _tell_what_ran([note], Request(kernels=asked))
+        assert capsys.readouterr().err.splitlines()[-1].lstrip(" 1") == said
+
+
 def test_a_stderr_that_is_full_leaves_no_folder_behind(tmp_path: Path) -> None:
     program = [sys.executable, "-c", LEAVE, str(recording(tmp_path))]
     command = [sys.executable, "-m", "warplens", "record", "-o", "run.wlens", "--", *program]

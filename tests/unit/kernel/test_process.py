@@ -74,7 +74,7 @@ def recorded(
         ({"interpret": True}, "not recorded: Triton interprets its kernels (TRITON_INTERPRET)"),
         ({"backend": "hip"}, "not recorded: Triton compiles for hip: only kernels of NVIDIA GPUs are recorded"),
         ({}, "not recorded: k is not marked: this module is not a 64-bit ELF"),
-        ({"cache": "/proc/none"}, "not recorded: Triton's cache /proc/none cannot be written"),
+        ({"cache": "/proc/none"}, "note: Triton's cache /proc/none cannot be written"),
     ],
 )
 def test_what_cannot_be_recorded_is_one_line_and_the_program_goes_on(
@@ -87,9 +87,25 @@ def test_what_cannot_be_recorded_is_one_line_and_the_program_goes_on(
     assert "Traceback" not in done.stderr
 
 
+def test_of_a_kernel_for_amd_one_line_says_that_it_is_not_recorded(tmp_path: Path) -> None:
+    """It has no PTX, which was a second line."""
+    program = PROGRAM.replace("kernel.launch", "kernel.asm = {'amdgcn': ''}\nkernel.launch")
+    said = recorded(tmp_path, program, backend="hip").stderr
+    assert [line for line in said.splitlines() if line.startswith(("not recorded", "note"))] == [
+        "not recorded: Triton compiles for hip: only kernels of NVIDIA GPUs are recorded"
+    ]
+
+
 def test_kernels_that_ran_without_marks_are_listed(tmp_path: Path) -> None:
     done = recorded(tmp_path)
     assert "1  k  (has no marks that ran)" in done.stderr
+
+
+def test_a_kernel_with_marks_that_is_not_recorded_is_not_said_to_have_none(tmp_path: Path) -> None:
+    program = PROGRAM.replace("kernel.launch", "kernel.asm = {'ptx': 'warplens_device', 'cubin': b''}\nkernel.launch")
+    lines = recorded(tmp_path, program).stderr.splitlines()
+    assert lines[1].startswith("not recorded: k: this module is not a 64-bit ELF file")
+    assert "          1  k" in lines
 
 
 def test_kernels_that_were_not_asked_for_are_listed_and_run_as_ever(tmp_path: Path) -> None:
@@ -100,7 +116,9 @@ def test_kernels_that_were_not_asked_for_are_listed_and_run_as_ever(tmp_path: Pa
 
 def test_launches_that_were_not_all_counted_are_listed_as_so_many_or_more(capsys: pytest.CaptureFixture[str]) -> None:
     kernels = [{"name": name, "launches": 100, "or_more": name == "k", "matches": False} for name in ("k", "l")]
-    _tell_what_ran([{"kernels": kernels}, {"kernels": [{**kernels[0], "launches": 3, "or_more": False}]}], Request())
+    _tell_what_ran(
+        [{"kernels": kernels}, {"kernels": [{**kernels[0], "launches": 3, "or_more": False}]}], Request(kernels="x")
+    )
     said = capsys.readouterr().err
     assert "  103 or more  k  (does not match -k)" in said
     assert "        100  l  (does not match -k)" in said
@@ -237,6 +255,6 @@ def test_a_recording_that_cannot_be_written_is_told(tmp_path: Path, capsys: pyte
 def test_what_is_not_marked_is_listed_as_far_as_it_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     _tell_left_out([{"remarks": [f"k: {number} waits not marked" for number in range(40)]}])
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "marks: k: 0 waits not marked"
-    assert lines[-1] == "marks: 10 more lines, in the traces' manifests"
+    assert lines[0] == "note: k: 0 waits not marked"
+    assert lines[-1] == "note: 10 more lines, in the traces' manifests"
     assert len(lines) == 31

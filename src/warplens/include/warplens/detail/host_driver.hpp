@@ -80,15 +80,15 @@ struct Driver {
   WARPLENS_DETAIL_DRIVER(WARPLENS_DETAIL_MEMBER)
 #undef WARPLENS_DETAIL_MEMBER
   int (*cuKernelGetParamInfo)(Handle, std::size_t, std::size_t*, std::size_t*) = nullptr;  // from CUDA 12.4 on
-  const char* missing = nullptr;  // what was not found; nullptr: all is there
+  const char* missing = nullptr;  // why nothing is recorded; nullptr: all is there
 
   Driver() {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) missing = "libcuda.so.1";
-#define WARPLENS_DETAIL_FIND(name, arguments)                                     \
-  if (library != nullptr) {                                                       \
-    name = reinterpret_cast<int(*) arguments>(dlsym(library, #name));             \
-    if (name == nullptr) missing = #name " (the driver is older than CUDA 12.3)"; \
+    if (library == nullptr) missing = "no NVIDIA driver on this machine (libcuda.so.1 cannot be loaded)";
+#define WARPLENS_DETAIL_FIND(name, arguments)                                                  \
+  if (library != nullptr) {                                                                    \
+    name = reinterpret_cast<int(*) arguments>(dlsym(library, #name));                          \
+    if (name == nullptr) missing = "the driver is older than CUDA 12.3 (it has no " #name ")"; \
   }
     WARPLENS_DETAIL_DRIVER(WARPLENS_DETAIL_FIND)
 #undef WARPLENS_DETAIL_FIND

@@ -475,7 +475,7 @@ class Session {
     out.groups = kernels_.groups();
     out.ran = kernels_.ran();
     out.left_out = left_out_.texts();
-    if (driver_.missing != nullptr) out.left_out.push_back(std::string("everything: not found: ") + driver_.missing);
+    if (driver_.missing != nullptr) out.left_out.push_back(driver_.missing);
     return out;
   }
 
