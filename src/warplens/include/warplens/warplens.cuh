@@ -137,9 +137,9 @@ class Recorder {
   __device__ __forceinline__ void arrive(Site site, unsigned payload) { with_payload(site, kVerbArrive, payload); }
   __device__ __forceinline__ void arrive(Site site, Join joined) { with_id(site, kVerbArrive, joined.id); }
 
-  // Says which iteration of a loop begins. With `packed` its marks then ask together whether there is room for them. And
-  // one in n can be recorded, which the host chooses at run time: the open phase ends before the first iteration that is
-  // left out, and what was left out is counted.
+  // Says which iteration of a loop begins. With `packed` its marks then ask together whether there is room for them.
+  // And one in n can be recorded, which the host chooses at run time: the open phase ends before the first iteration
+  // that is left out, and what was left out is counted.
   __device__ __forceinline__ void iteration(unsigned number) {
     const bool skips = storage_.leaves_out(number);
     if (skips && !skips_) put(kEndPhase);

@@ -87,9 +87,7 @@ class Halt {
     base_ = base;
     touch(base_ + ".watch", "");
     Signals::own().owner = getpid();
-    Thread guard;
-    if (!guard.start([] { Signals::own().guard(); })) return;  // signals do as they did
-    guard.detach();
+    if (!start_apart([] { Signals::own().guard(); })) return;  // signals do as they did
     for (const int number : {SIGINT, SIGTERM}) {
       struct sigaction now = {}, ours = {};
       if (sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {

@@ -161,16 +161,11 @@ class Session {
     if (drainer_.joinable()) drainer_.join();
     // Another kernel of the program's may not end, for which these calls would wait: then the file stays a part.
     const auto finished = std::make_shared<Done>();
-    Thread last;
-    const bool started = last.start([this, finished] {
+    const bool started = start_apart([this, finished] {
       for (auto& entry : devices_) finish_device(*entry.second);
       finished->set();
     });
-    if (!started) return;
-    last.detach();
-    if (finished->wait_for(kLongestWait)) {
-      writer_.finish(driver_, summary());
-    }
+    if (started && finished->wait_for(kLongestWait)) writer_.finish(driver_, summary());
   }
 
  private:
@@ -248,6 +243,11 @@ class Session {
     auto& device = devices_[context];
     if (device == nullptr) {
       device = std::make_unique<Device>(driver_, options_);
+      if (device->error.empty() && !drainer_.joinable()) {
+        const bool started = drainer_.start([this] { drain_all(); });
+        if (started) halt_.begin(options_.folder, writer_.base());
+        if (!started) device->error = "the system gives no thread that could read what launches record";
+      }
       if (!device->error.empty()) {
         writer_.complain(device->error);
         return device.get();
@@ -256,14 +256,6 @@ class Session {
       device->calibrators = {calibrator, launch.unit->calibrator(true)};
       device->calibrated =
           calibrator != nullptr && device->calibrate(calibrator, capturing ? device->stream : launch.stream);
-      if (!drainer_.joinable()) {
-        if (!drainer_.start([this] { drain_all(); })) {
-          device->error = "the system gives no thread that could read what launches record";
-          writer_.complain(device->error);
-          return device.get();
-        }
-        halt_.begin(options_.folder, writer_.base());
-      }
     }
     if (launch.unit->symbols.count(context) == 0) {
       void* address = nullptr;

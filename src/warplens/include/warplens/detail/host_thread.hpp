@@ -19,8 +19,8 @@ namespace warplens {
 namespace detail {
 namespace host {
 
-// std::thread ends the program where no thread can be had, and a program that waits for a signal (`sigwait`) would lose it
-// to a thread that has not blocked it.
+// std::thread ends the program where no thread can be had, and a program that waits for a signal (`sigwait`) would lose
+// it to a thread that has not blocked it.
 class Thread {
  public:
   // False where the system gives none.
@@ -59,8 +59,17 @@ class Thread {
   bool joinable_ = false;
 };
 
-// Above the numbers that a program gets when it opens a file, or takes for its standard streams: what it writes to one that
-// it closed itself must not come into the trace.
+// As Thread::start, for one that nobody joins.
+template <class Body>
+bool start_apart(Body body) {
+  Thread thread;
+  if (!thread.start(std::move(body))) return false;
+  thread.detach();
+  return true;
+}
+
+// Above the numbers that a program gets when it opens a file, or takes for its standard streams: what it writes to one
+// that it closed itself must not come into the trace.
 inline int open_apart(const char* path, int flags) {
   constexpr int kFirst = 200;
   const int file = open(path, flags | O_CLOEXEC, 0666);

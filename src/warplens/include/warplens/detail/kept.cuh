@@ -37,8 +37,8 @@ struct Kept {
     return is_raw(lane) ? time : (time << kCodeBits) + code;
   }
 
-  // What a lane of the header keeps in `code`, which no record needs, from the warp's first mark in a loop on: what does
-  // not change of the header's word, and one lane the low half of globaltimer at the block's begin.
+  // What a lane of the header keeps in `code`, which no record needs, from the warp's first mark in a loop on: what
+  // does not change of the header's word, and one lane the low half of globaltimer at the block's begin.
   __device__ __forceinline__ u32 header_code(u32 lane, u32 begin_globaltimer) const {
     if (lane == layout::kWordBlock) return linear_block();
     if (lane == layout::kWordMeta) return chunk_meta(linear_warp(), kAllRecorded ? layout::kMetaSmUnknown : 0u, 0, 0);

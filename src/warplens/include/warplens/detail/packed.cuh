@@ -71,7 +71,8 @@ WARPLENS_DETAIL_CALLED Turned turn(u32 what, Kept kept, u32 own_high, u64 now, i
       block.begin_globaltimer -= (clock - low(now)) / 2u;  // two cycles a nanosecond are near enough for so few
       own = now;
     }
-    if (is_first && (what & kStraight) == 0 && lane < kFirstLane) kept.code = kept.header_code(lane, block.begin_globaltimer);
+    if (is_first && (what & kStraight) == 0 && lane < kFirstLane)
+      kept.code = kept.header_code(lane, block.begin_globaltimer);
     if ((what & kAsks) != 0) recorded = ask_at_second<true>(choice, lane, kept, block);
     if (!kAllRecorded && (what & kAsks) != 0 && lane == layout::kWordGrid) kept.code = kept.grid;
     // The same in all lanes, and by a vote, since ptxas would guard each mark against lanes that part if it did not
@@ -193,8 +194,8 @@ class Packed {
   }
 
   // One branch, and what it asks for is known since the mark before: what a branch asks for just then is waited for
-  // (ADR 9). Behind the begin of an iteration there is none for the words that have room there. Each record keeps all of
-  // its clock, so that no gap is ever guessed.
+  // (ADR 9). Behind the begin of an iteration there is none for the words that have room there. Each record keeps all
+  // of its clock, so that no gap is ever guessed.
   __device__ __forceinline__ void keep_in_loop(u32 code, u32 words) {
     const u64 now = read_clock();
     if (room_ >= words) {
@@ -274,7 +275,7 @@ class Packed {
   __device__ __forceinline__ u64 own() const { return static_cast<u64>(own_high_) << 32 | kept_.time; }
 
   bool begun_ = false;
-  bool recorded_ = true;  // until it is known
+  bool recorded_ = true;   // until it is known
   bool is_exact_ = false;  // each record has all of its clock
   // With values: ptxas of CUDA 13.0 takes what is set on one way only for set on the other too.
   u32 lane_ = 0;  // where marks are counted
