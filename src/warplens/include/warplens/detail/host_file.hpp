@@ -1,6 +1,7 @@
 // The file that a recorded program leaves: a zip of stored members, written as launches end.
 // In: bytes by member name. Out: NAME.wlens.part, whose members are whole one after the other, and NAME.wlens at the
-// end. Holds no descriptor: a program may close all that it did not open, and their numbers then belong to others.
+// end. Its descriptor is asked which file it is of before each use: a program may close all that it did not open, and
+// their numbers then belong to others.
 #ifndef WARPLENS_DETAIL_HOST_FILE_HPP
 #define WARPLENS_DETAIL_HOST_FILE_HPP
 
@@ -76,7 +77,7 @@ class File {
         struct stat found;
         fstat(file, &found);
         inode_ = found.st_ino;
-        ::close(file);
+        file_ = file;
         return true;
       }
       if (errno != EEXIST) break;
@@ -87,9 +88,7 @@ class File {
   // One member, piece by piece. Its header is written last: what was cut off is no member.
   bool begin(const std::string& name, std::uint64_t size) {
     if (!error_.empty()) return false;
-    file_ = open_apart(part().c_str(), O_WRONLY);
-    struct stat found;
-    if (file_ < 0 || fstat(file_, &found) != 0 || found.st_ino != inode_) return fail("cannot open " + part());
+    if (!has_file()) return fail("cannot open " + part());
     member_ = {name, static_cast<std::uint32_t>(size), 0, offset_};
     at_ = offset_ + kHeaderBytes + name.size();
     return true;
@@ -107,8 +106,6 @@ class File {
     put(header, 0, 2);
     header += member_.name;
     if (!write_at(offset_, header.data(), header.size())) return false;
-    ::close(file_);
-    file_ = -1;
     offset_ = at_;
     members_.push_back(member_);
     return true;
@@ -129,8 +126,7 @@ class File {
       put_entry(out, member);
     }
     put_end(out, count, offset_, out.size());
-    file_ = open_apart(part().c_str(), O_WRONLY);
-    if (file_ < 0) return fail("cannot open " + part());
+    if (!has_file()) return fail("cannot open " + part());
     if (!write_at(offset_, out.data(), out.size())) return false;
     if (ftruncate(file_, static_cast<off_t>(offset_ + out.size())) != 0) return fail("cannot end " + part());
     ::close(file_);
@@ -212,6 +208,15 @@ class File {
     put(out, size, 4);
     put(out, large ? 0xffffffffu : offset, 4);
     put(out, 0, 2);
+  }
+  bool is_own(int file) const {
+    struct stat found;
+    return file >= 0 && fstat(file, &found) == 0 && found.st_ino == inode_ && found.st_nlink != 0;
+  }
+  bool has_file() {
+    if (is_own(file_)) return true;
+    file_ = open_apart(part().c_str(), O_WRONLY);  // what was closed is not closed again: it may be another's
+    return is_own(file_);
   }
   bool write_at(std::uint64_t at, const void* data, std::size_t size) {
     const auto* bytes = static_cast<const char*>(data);
