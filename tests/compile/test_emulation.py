@@ -74,7 +74,7 @@ def random_program(rng: random.Random, length: int) -> list[Step]:
 
 def with_iterations(rng: random.Random, steps: list[Step]) -> list[Step]:
     """The same marks in a loop that says where its iterations begin, of a few marks or of more than have room."""
-    first = next((at for at, step in enumerate(steps) if step.verb not in DETACHED), len(steps)) + 1
+    first = rng.choice([0, next((at for at, step in enumerate(steps) if step.verb not in DETACHED), len(steps)) + 1])
     most = rng.choice([1, 3, 6, 12])
     out, left = steps[:first], 0
     for number, step in enumerate(steps[first:]):

@@ -214,7 +214,7 @@ def reference(case: Case, marks: int = 1) -> Result:
         block, warp = divmod(number, case.warps)
         if block % case.every or not case.warp_mask >> warp & 1:
             continue
-        begin = next((step.clock for step in steps if step.verb not in DETACHED), end)
+        begin = next((step.clock for step in steps if step.verb not in DETACHED | {ITERATION}), end)
         record = BlockRecord(begin, sm, layout.sites_hash("emulation")) if warp == 0 else None
         where = Warp(block=block, warp=warp, sm=sm, code_bits=CODE_BITS, clock=CLOCK)
         made.append(encode_warp(events(steps, end, marks), where, block_record=record))

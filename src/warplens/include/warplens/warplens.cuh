@@ -110,12 +110,12 @@ class Recorder {
 
   // Ranges that may cross others of the same warp.
   __device__ __forceinline__ Token range_start(Site site) {
-    const Token token{storage_.next_sequence()};
+    const Token token{next_sequence()};
     put(code(site, kVerbRangeStart));
     return token;
   }
   __device__ __forceinline__ Token range_start(Site site, unsigned payload) {
-    const Token token{storage_.next_sequence()};
+    const Token token{next_sequence()};
     with_payload(site, kVerbRangeStart, payload);
     return token;
   }
@@ -144,7 +144,7 @@ class Recorder {
     const bool skips = storage_.leaves_out(number);
     if (skips && !skips_) put(kEndPhase);
     skips_ = skips;
-    storage_.begin_iteration();
+    if (WARPLENS_MARKS != 0) storage_.begin_iteration();  // else no mark would take the room
   }
 
   // No event: the warp waits until these values, which it has loaded, are there. In front of the mark that ends a phase
@@ -193,6 +193,10 @@ class Recorder {
     const unsigned verb = code >> detail::layout::kCodeVerbShift & ((1u << detail::layout::kCodeVerbBits) - 1u);
     if (code == kEndPhase || (of_site && verb == kVerbPhase)) waits_ = false;
     if (of_site && verb == kVerbWait) waits_ = true;
+  }
+  // Of the next event: what was left out in front of it is two words.
+  __device__ __forceinline__ unsigned next_sequence() const {
+    return storage_.next_sequence() + (skipped_ != 0 ? 2u : 0u);
   }
   __device__ __forceinline__ static constexpr unsigned control(unsigned what) { return code(0, what); }
   __device__ __forceinline__ void with_payload(unsigned site, unsigned verb, unsigned payload) {

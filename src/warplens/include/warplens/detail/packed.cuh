@@ -133,6 +133,10 @@ class Packed {
   // is written here, since a call and its return take longer than that.
   __device__ __forceinline__ void begin_iteration() {
     if (is_counted()) return;
+    if (!begun_) {  // the block's begin is that of its first mark
+      room_ = 0;
+      return;
+    }
     constexpr u32 kMore = kIterationWords - kMarkWords;
     if (is_due_) {
       const u64 now = read_clock();
@@ -204,6 +208,7 @@ class Packed {
       if (has_more_to_do_) make_way(now, 0);
       room_ = 0;
     }
+    begun_ = true;  // the first mark has more to do: so the compiler knows it behind each
     keep_clock(kept_.time, own_high_, kept_.code, slot_, kept_.count, now, code);
     ++kept_.count;
     ask_ahead();
