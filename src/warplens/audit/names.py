@@ -22,7 +22,7 @@ Texts = Callable[[str], str | None]
 """The text of a source file by the path that the machine code names, or None."""
 
 _METHOD: Final = re.compile(r"__device__ __forceinline__ (?:constexpr )?(?:void |Token )?(~?\w+)\(")
-_STORES_EVENT: Final = re.compile(r"put\(|with_payload\(|with_id\(|\.finish\(")
+_STORES_EVENT: Final = re.compile(r"put\(|with_payload\(|with_id\(|\.finish\(|\.begin_iteration\(")
 """What stands in a line of warplens.cuh that a clock read was inlined from."""
 _CALL: Final = re.compile(
     r"(?:[.>]|warplens\s*::)\s*(phase|end_phase|mark|range_push|range_pop|range_start|range_end|wait|arrive)"
@@ -111,17 +111,14 @@ class Names:
     def is_no_mark(self, read: Instruction, within_another: bool) -> bool:
         """Whether the recorder reads the clock for itself: for a gap, or for a chunk within another mark.
 
-        A read that is kept with the code of a mark is one; else the header says so, or where it stands.
+        The header says so; else a read that is kept with the code of a mark is one, and where it stands tells.
         """
+        if self._headers_fit and len(read.frames) >= 2:
+            lines = self._lines(read.frames[1].file)[read.frames[1].line - 1 :][:1]
+            if lines and "// not a mark" in lines[0]:
+                return True
         kept = self._kept(read, "")
-        if kept:
-            return kept == _GAP
-        if within_another:
-            return True
-        if len(read.frames) < 2 or not self._headers_fit:
-            return False
-        lines = self._lines(read.frames[1].file)[read.frames[1].line - 1 :][:1]
-        return bool(lines) and "// not a mark" in lines[0]
+        return kept == _GAP if kept else within_another
 
     def mark(self, index: int, read: Instruction, call: tuple[Frame, ...]) -> Mark:
         """The mark of a clock read; `call` leads from the line in warplens.cuh through the user's out to the kernel."""

@@ -139,7 +139,7 @@ class Packed {
     }
     constexpr u32 kMore = kIterationWords - kMarkWords;
     if (is_due_) {
-      const u64 now = read_clock();
+      const u64 now = read_clock();  // not a mark
       const bool writes = is_exact_ && kept_.count + kMore > limit_ && limit_ != kUnasked;
       if (writes && store_of_loop<kCodeBits>(kept_, own(), slot_, now)) {
         kept_.template begin_chunk<false>(static_cast<u32>(slot_) + kFirstLane, now);
