@@ -31,6 +31,7 @@ BUILDS = {
     "in a program": ["-DWARPLENS_1D"],
 }
 FORMS = 10
+ANNOUNCED = "rec.iteration(i); rec.phase(loop::turn)"
 
 
 def counted(source: Path, name: str, arch: str, options: list[str], opcode: str) -> dict[str, int]:
@@ -53,7 +54,8 @@ def measured() -> dict[str, object]:
     for arch in ARCHITECTURES:
         for build, options in BUILDS.items():
             off, on = (counted(loop, f"run<{kind}>", arch, [*common, *options], "FFMA") for kind in ("false", "true"))
-            rows.append({"arch": arch, "build": build, "clean": off, "marked": on})
+            announced = counted(loop, "run<true>", arch, [*common, *options, f"-DMARK={ANNOUNCED}"], "FFMA")
+            rows.append({"arch": arch, "build": build, "clean": off, "marked": on, "announced": announced})
     bare = [counted(forms, "run", "sm_90a", [f"-DFORM={form}", "-DUNROLL=1"], "FFMA") for form in range(FORMS)]
     kinds = {"clean": "false", "built for loops": "true"}
     options = [*common, *ARENA, "-DWARPLENS_ALL_RECORDED"]

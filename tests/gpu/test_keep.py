@@ -50,8 +50,8 @@ def test_the_newest_events_stay_and_all_others_are_counted(policy: str) -> None:
     assert not set(trace.problems["kind"].to_list()) & BROKEN
     late = range(BLOCKS - LATE, BLOCKS)
     # Warps come to rings as chance will have it, and the last blocks are not the last to end: some may be gone (of 64
-    # warps 46 to 64 were complete, in nine runs); where the oldest stay it is none.
-    assert complete_last_turns(trace, late) >= 0.5 * LATE * THREADS // 32
+    # warps 46 or more were complete in nine runs on an H200); where the oldest stay it is none.
+    assert complete_last_turns(trace, late) >= 0.6 * LATE * THREADS // 32
     assert trace.blocks.select(pl.col("block").min()).item() > BLOCKS // 2
     assert (trace.spans["duration_cycles"] >= 0).all()
 

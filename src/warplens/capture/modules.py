@@ -37,16 +37,21 @@ def _sections(elf: bytes) -> list[tuple[int, ...]]:
     return [struct.unpack_from("<IIQQQQIIQQ", elf, offset + i * size) for i in range(count)]
 
 
-def read_symbols(elf: bytes, prefix: str) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each symbol whose name begins with `prefix` and that has initial content."""
-    sections = _sections(elf)
+def _symbol_tables(elf: bytes, sections: list[tuple[int, ...]]) -> Iterator[tuple[range, bytes]]:
+    """Of each symbol table where its entries lie, and the names that they point into."""
     for _, kind, _, _, offset, size, link, _, _, entry in sections:
         if kind != 2 or entry < 24:  # SHT_SYMTAB
             continue
         if link >= len(sections) or offset + size > len(elf):
             raise SitesError("this module is damaged: its symbol table lies outside of it")
-        names = elf[sections[link][4] : sections[link][4] + sections[link][5]]
-        for at in range(offset, offset + size - 23, entry):
+        yield range(offset, offset + size - 23, entry), elf[sections[link][4] : sections[link][4] + sections[link][5]]
+
+
+def read_symbols(elf: bytes, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each symbol whose name begins with `prefix` and that has initial content."""
+    sections = _sections(elf)
+    for places, names in _symbol_tables(elf, sections):
+        for at in places:
             name_at, _, _, section, value, length = struct.unpack_from("<IBBHQQ", elf, at)
             name = names[name_at : names.find(b"\0", name_at)].decode(errors="replace")
             if not name.startswith(prefix) or not 0 < section < len(sections):
@@ -148,14 +153,8 @@ def _arch_of(elf: bytes) -> int:
 
 def _number_of(elf: bytes, kernel: str) -> int | None:
     """The number of a symbol."""
-    sections = _sections(elf)
-    for _, kind, _, _, offset, size, link, _, _, entry in sections:
-        if kind != 2 or entry < 24:  # SHT_SYMTAB
-            continue
-        if link >= len(sections) or offset + size > len(elf):
-            raise SitesError("this module is damaged: its symbol table lies outside of it")
-        names = elf[sections[link][4] : sections[link][4] + sections[link][5]]
-        for number, at in enumerate(range(offset, offset + size - 23, entry)):
+    for places, names in _symbol_tables(elf, _sections(elf)):
+        for number, at in enumerate(places):
             begin = struct.unpack_from("<I", elf, at)[0]
             if names[begin : names.find(b"\0", begin)] == kernel.encode(errors="replace"):
                 return number
