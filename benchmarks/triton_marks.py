@@ -30,11 +30,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ptx"))
 import triton_kernels as kernels
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from warplens import layout
+from warplens.capture import driver
 from warplens.capture.chosen import Ways
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
 from warplens.instrument import Mode, Selection, State
 from warplens.instrument.recorder import Recorder
+from warplens.instrument.straight import StraightRecorder
 from warplens.trace import Trace
 
 LAUNCHES = 5
@@ -134,6 +137,7 @@ LEFT_OUT = {
     "no record stored": ("put", "group"),
     "nothing stored": ("put", "group", "open", "next", "end"),
 }
+RECORDERS = (Recorder, StraightRecorder)
 STATES = {
     State.FEWER_REGISTERS: "fewer registers",
     State.SHARED: "state in shared memory",
@@ -157,18 +161,18 @@ def unsettled(run: Callable[[], Any]) -> Any:
 
 def without(parts: Sequence[str], run: Callable[[], Any]) -> Any:
     """With parts of the recorder's text left out: what it records cannot be read, its time tells what they cost."""
-    before = {name: getattr(Recorder, name) for name in parts}
+    before = {(kind, name): vars(kind)[name] for kind in RECORDERS for name in parts if name in vars(kind)}
 
     def silent(made: Callable[..., list[str]]) -> Callable[..., list[str]]:
         return lambda *own, **named: [line for line in made(*own, **named) if " st.global" not in line]
 
-    for name, made in before.items():
-        setattr(Recorder, name, silent(made))
+    for (kind, name), made in before.items():
+        setattr(kind, name, silent(made))
     try:
         return run()
     finally:
-        for name, made in before.items():
-            setattr(Recorder, name, made)
+        for (kind, name), made in before.items():
+            setattr(kind, name, made)
 
 
 def kept_in(state: State, run: Callable[[], Any], *, hoists: bool = True) -> Any:
@@ -218,16 +222,16 @@ def bound(case: Case, compiled: list[Any]) -> Callable[[], Any]:
     return launch
 
 
-def prepare(case: Case) -> tuple[list[Variant], dict[str, Any]]:
+def prepare(case: Case, builds: Sequence[str]) -> tuple[list[Variant], dict[str, Any]]:
     """All builds, each launched once; whether their results agree bit by bit, and their registers."""
     compiled: list[Any] = []
     variants = [Variant("clean", bound(case, compiled))]
     torch.cuda.synchronize()
     expected = case.out.clone()
     facts: dict[str, Any] = {"clean": {"registers": compiled[0].n_regs, "spills": compiled[0].n_spills}}
-    for name, options in BUILDS.items():
+    for name in builds:
         own: list[Any] = []
-        capture = TritonCapture(options)
+        capture = TritonCapture(BUILDS[name])
         capture.start()
         case.out.zero_()
         run = partial(bound, case, own)
@@ -252,6 +256,18 @@ def prepare(case: Case) -> tuple[list[Variant], dict[str, Any]]:
     return variants, facts
 
 
+def chunks_taken(capture: TritonCapture) -> int:
+    """Chunks that launches have taken since the cursors were set back: none if they are not recorded."""
+    memory = capture._gpu
+    assert memory is not None
+    memory.enter()
+    words = layout.CURSOR_COUNT * layout.CURSOR_STRIDE // 4
+    stream = torch.cuda.current_stream().cuda_stream
+    cursors = driver.copy_from_device(memory.arena.address + layout.CONTROL_CURSORS, (words,), "<u4", stream)
+    begun = cursors[:: layout.CURSOR_STRIDE // 4] - np.arange(layout.CURSOR_COUNT, dtype=np.uint32)
+    return int(begun.sum()) // layout.CURSOR_COUNT
+
+
 def timed(variant: Variant) -> float:
     """ns of one launch, the mean of a batch, which is submitted while the GPU pauses: no time of the host is in it."""
     for _ in range(TRIES):
@@ -264,6 +280,8 @@ def timed(variant: Variant) -> float:
         end.record()
         submitted_late = begin.query()
         end.synchronize()
+        if variant.capture is not None and (chunks_taken(variant.capture) > 0) == ("off" in variant.name):
+            raise RuntimeError(f"{variant.name}: {chunks_taken(variant.capture)} chunks were taken")
         if not submitted_late:
             return float(begin.elapsed_time(end)) * 1e6 / LAUNCHES
     raise RuntimeError(f"{variant.name}: in {TRIES} batches the pause was over before they were submitted")
@@ -317,12 +335,12 @@ def nvidia_smi() -> dict[str, str]:
     return dict(zip(names, (part.strip() for part in done.stdout.splitlines()[0].split(",")), strict=True))
 
 
-def one(name: str, rounds: int, traces: Path | None) -> dict[str, Any]:
+def one(name: str, builds: Sequence[str], rounds: int, traces: Path | None) -> dict[str, Any]:
     torch.manual_seed(SEED)
     case = CASES[name]()
     out: dict[str, Any] = {"case": case.name}
     try:
-        variants, out["builds"] = prepare(case)
+        variants, out["builds"] = prepare(case, builds)
         times = measure(variants, rounds)
         out |= {"times_ns": times, "ratio_to_clean": ratios(times)}
         del variants
@@ -338,6 +356,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument(
+        "--builds", default=";".join(BUILDS), help="those beside the clean one, semicolons between them"
+    )
     parser.add_argument("--traces", type=Path)
     arguments = parser.parse_args()
     result: dict[str, Any] = {
@@ -349,7 +370,7 @@ def main() -> None:
         "cases": [],
     }
     for name in arguments.only.split(","):
-        own = one(name, arguments.rounds, arguments.traces)
+        own = one(name, arguments.builds.split(";"), arguments.rounds, arguments.traces)
         result["cases"].append(own)
         arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(own["case"], own.get("failed", ""), flush=True)

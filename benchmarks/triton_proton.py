@@ -33,7 +33,7 @@ import triton
 import triton.profiler as proton
 import triton_proton_kernels as kernels
 from triton.tools.tensor_descriptor import TensorDescriptor
-from triton_marks import PAUSE_CYCLES, Case, bound, noise, nvidia_smi
+from triton_marks import PAUSE_CYCLES, Case, bound, chunks_taken, noise, nvidia_smi
 
 from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
@@ -138,12 +138,14 @@ CASES: dict[str, Callable[[], Compared]] = {
 
 @dataclass
 class Variant:
-    """A way to record. `on` is a context in which `launch` runs the build; `clear` lets the launches find space."""
+    """A way to record. `on` is a context in which `launch` runs the build; `clear` lets the launches find space, and
+    `check` raises if they were not recorded."""
 
     name: str
     launch: Callable[[], Any]
     on: Callable[[], Any] = nullcontext
     clear: Callable[[], None] = lambda: None
+    check: Callable[[], None] = lambda: None
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -200,12 +202,6 @@ def warplens_variant(compared: Compared, name: str, selection: Selection, folder
     case, options = compared.case, PythonOptions(selection=selection, capacity_bytes=2 << 30)
     path, facts = folder / "whole.wlens", dict[str, Any](level=selection.level, sites=selection.sites)
     own: list[Any] = []
-    capture = TritonCapture(options)
-    capture.start()
-    launch = bound(case, own)
-    facts |= {"registers": own[0].n_regs, "spills": own[0].n_spills, "shared_bytes": own[0].metadata.shared}
-    facts["notes"] = capture.notes
-    capture.put_back()
     begin_s = time.monotonic()
     with TritonCapture(options) as whole:
         case.launch()
@@ -217,11 +213,22 @@ def warplens_variant(compared: Compared, name: str, selection: Selection, folder
     events, lost = (int(trace.launches[key].sum()) for key in ("events", "lost_events"))
     facts |= {"file_bytes": path.stat().st_size, "records": events, "dropped": lost, "spans": trace.spans.height}
 
+    capture = TritonCapture(options)
+    capture.start()
+    launch = bound(case, own)
+    facts |= {"registers": own[0].n_regs, "spills": own[0].n_spills, "shared_bytes": own[0].metadata.shared}
+    facts["notes"] = capture.notes
+    capture.put_back()
+
     def clear() -> None:
         if capture._gpu is not None:
             capture._gpu.arena.clear_cursors(torch.cuda.current_stream().cuda_stream)
 
-    return Variant(name, launch, clear=clear, facts=facts)
+    def check() -> None:
+        if not chunks_taken(capture):
+            raise RuntimeError(f"{name}: the launches were not recorded")
+
+    return Variant(name, launch, clear=clear, check=check, facts=facts)
 
 
 def prepare(compared: Compared, folder: Path) -> list[Variant]:
@@ -271,6 +278,7 @@ def timed(variant: Variant) -> float:
                 f"{variant.name}: the pause was over before the batch was submitted; its time is the host's"
             )
         end.synchronize()
+        variant.check()
     return float(begin.elapsed_time(end)) * 1e6 / LAUNCHES
 
 

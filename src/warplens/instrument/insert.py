@@ -23,6 +23,7 @@ from warplens.instrument.read import LINE, STATEMENT, UNKNOWN, Module
 from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
+from warplens.instrument.straight import StraightRecorder
 from warplens.instrument.waits import may_hang
 from warplens.layout import Verb
 
@@ -149,10 +150,12 @@ class Inserter:
         ask, opened = self._places_to_open()
         self._add(ask, self._recorder.ask())
         self._add(opened, self._recorder.open(code))
+        if isinstance(self._recorder, StraightRecorder):
+            self._rare += self._recorder.lost()
         leaves = [n for n, own in enumerate(self._flow.code) if own.name in _LEAVES and self._is_reached(n)]
         for number in leaves:
             self._stay(number)
-        asks_by_turns = self._recorder.straight is None and self._recorder.in_registers
+        asks_by_turns = self._recorder.in_registers and not isinstance(self._recorder, StraightRecorder)
         turns = self._turns() if asks_by_turns else []
         self._turn_of = {mark: turn for turn in turns for mark in turn.records}
         runs = [*self._runs()]
@@ -247,8 +250,8 @@ class Inserter:
     def _run(self, run: list[Mark], *, is_last: bool) -> None:
         """`is_last`: of its block. What stands behind it there must find the place where it is."""
         recorder = self._recorder
-        if recorder.straight is not None:
-            self._run_straight(run)
+        if isinstance(recorder, StraightRecorder):
+            self._run_straight(recorder, run)
             return
         flow = self._flow
         block = flow.block_of[run[0].index]
@@ -301,8 +304,7 @@ class Inserter:
         last = self._flow.code[block.stop - 1]
         return self._in_block(block, block.stop - 1 if last.name in _JUMPS else block.stop)
 
-    def _run_straight(self, run: list[Mark]) -> None:
-        recorder = self._recorder
+    def _run_straight(self, recorder: StraightRecorder, run: list[Mark]) -> None:
         for mark in run:
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             text = recorder.settle(not self._flow.is_in_part(mark.index, mark.behind)) if mark.settles else []
@@ -413,7 +415,12 @@ class Inserter:
         """The warp's end in front of a ret or exit; round both goes who does not take it."""
         own = self._flow.code[number]
         together = not self._flow.is_in_part(number, False) and not own.predicate
-        text = self._recorder.end(self._asked.get(number) or self._next(False), together)
+        asked = self._asked.get(number)
+        if isinstance(self._recorder, StraightRecorder):
+            together = together and asked is None  # what is rare then stands within no braces
+            text = self._recorder.end(asked or self._next(together), together)
+        else:
+            text = self._recorder.end(asked or self._next(False), together)
         if own.predicate:
             sign = "" if own.negated else "!"
             text = [f"@{sign}{own.predicate} bra $wl_stay_{number};", *text]

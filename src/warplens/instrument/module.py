@@ -23,10 +23,11 @@ from warplens.instrument.insert import Inserter, Piece, lines_of_files, moved_do
 from warplens.instrument.local_state import LocalRecorder
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.rebalance import Asked
-from warplens.instrument.recorder import MOST_STRAIGHT, Recorder
+from warplens.instrument.recorder import Recorder
 from warplens.instrument.selection import Selection
 from warplens.instrument.shared_state import SHARED_STATE, SharedRecorder, declaration
 from warplens.instrument.sites import Plan, Planner
+from warplens.instrument.straight import MOST_STRAIGHT, StraightRecorder
 
 _ARCH: Final = re.compile(r"sm_([0-9]{1,4})(?![0-9])")
 _OF_HOST: Final = re.compile(rf"\.const\s+\.align\s+8\s+\.b8\s+([\w$]*{layout.DESCRIPTOR_SYMBOL})\[")
@@ -296,18 +297,19 @@ class _Entry:
         site_set = {"name": self.name, "hash": digest, "sites": plan.sites, "left_out": left_out}
         self.kernel = replace(self.kernel, site_set=site_set, left_out=left_out, hoisted=len(plan.moves))
         self.symbol = _site_symbol(site_set, "weak" if self._in_program else "visible")
-        straight = self._straight(plan)
-        recorder = _RECORDERS[mode.state](
+        facts_of_kernel = (
             layout.code_bits(len(plan.sites)),
             digest,
             flow.one_dimensional(),
             self._shared() if any(mark.settles for mark in plan.marks) else "0",
-            straight,
             self._space,
             self._descriptor,
             self._in_program,
-            stored_together(flow, plan) if straight is not None else frozenset(),
         )
+        recorder = _RECORDERS[mode.state](*facts_of_kernel)
+        if recorder.in_registers and self._is_straight(plan):
+            frugal = mode.state is State.FEWER_REGISTERS
+            recorder = StraightRecorder(*facts_of_kernel, len(plan.marks), stored_together(flow, plan), frugal)
         return Inserter(flow, plan, recorder).insert()
 
     def limit(self, most_registers: int) -> list[Piece]:
@@ -319,13 +321,13 @@ class _Entry:
         """The pieces with which its roles ask for other numbers of registers."""
         return self.kernel.asked.pieces(self._flow, moved) if self.kernel.asked else []
 
-    def _straight(self, plan: Plan) -> int | None:
-        """The number of marks when each is passed once and their records fit one chunk."""
+    def _is_straight(self, plan: Plan) -> bool:
+        """Whether each mark is passed once and their records fit one chunk."""
         some_times = any(mark.guard or self._flow.is_behind_jump(mark.index, mark.behind) for mark in plan.marks)
         if len(plan.marks) > MOST_STRAIGHT or some_times:
-            return None
+            return False
         blocks = [0, *(self._flow.block_of[mark.index] for mark in plan.marks)]
-        return len(plan.marks) if self._flow.passed_once(blocks) else None
+        return self._flow.passed_once(blocks)
 
     def _shared(self) -> str:
         """An address of shared memory that can be read, as `settle` in device.cuh wants it: of what the kernel has

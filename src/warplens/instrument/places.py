@@ -12,6 +12,8 @@ from warplens import layout
 WARPS: Final = (1 << layout.META_WARP_BITS) - 1
 OWN: Final = (1 << layout.META_SM_SHIFT + layout.META_SM_BITS) - 1
 """The low bits of %wl_left: warp and SM."""
+CURSOR_OF_BLOCK: Final = 33
+"""How many cursors lie between those of a block and of the next."""
 EMPTY: Final = 4 * layout.HEADER_WORDS - 4
 """Low bits of the place in a chunk without records."""
 
@@ -24,6 +26,23 @@ def block(register: str) -> list[str]:
 def thread(register: str, *, flat: bool) -> list[str]:
     """The thread's number in its block, x fastest; `flat`: there are no others."""
     return [f"mov.u32 {register}, %tid.x;"] if flat else _linear(register, "tid", "ntid")
+
+
+def cursor() -> list[str]:
+    """`%wl_cursor`: CONTROL_CURSORS in front of the cursor with the number in %wl_r13, modulo how many there are."""
+    return [
+        f"and.b32 %wl_r13, %wl_r13, {layout.CURSOR_COUNT - 1};",
+        f"mad.wide.u32 %wl_cursor, %wl_r13, {layout.CURSOR_STRIDE}, %wl_control;",
+    ]
+
+
+def first_cursor() -> list[str]:
+    """The cursor that a warp asks first, by its block (%wl_block) and thread (%wl_r0).
+
+    Each lane has another one, though lane 0 alone asks: what lanes add to one address ptxas would gather, with a vote,
+    a count and a shuffle, and wait for the answer at once.
+    """
+    return [f"mad.lo.u32 %wl_r13, %wl_block, {CURSOR_OF_BLOCK}, %wl_r0;", *cursor()]
 
 
 def header_word(flags: int, count: int = 0) -> int:

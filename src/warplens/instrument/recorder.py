@@ -11,8 +11,7 @@ the epoch of the chunk's begin. `%wl_left`: the warp's number and its SM as in a
 chunks left of the slab, all ones in a lane that would write and has no space. `%wl_seq`: sequence of the chunk's first
 record. `%wl_gt`: globaltimer at the begin, and in a lane without space the events that it had none for. `%wl_block`,
 `%wl_grid`: what headers say of the block; special registers, read when a chunk is full, would come behind all copies to
-shared memory that the warps have asked for. A kernel whose marks are each passed once (`straight`) has its records'
-places in the text, and of this state the first four: bit 31 of `%wl_lo` tells that there is no space.
+shared memory that the warps have asked for. A kernel whose marks are each passed once has another one (straight.py).
 
 %tid is read at the begin alone: read again in a loop, it makes ptxas take what Triton derives from it out of uniform
 registers, and then each wgmma waits for two of them (seen in the machine code of a matmul, ptxas 12.9).
@@ -25,11 +24,13 @@ from typing import ClassVar, Final
 
 from warplens import layout
 from warplens.instrument.places import (
+    CURSOR_OF_BLOCK,
     EMPTY,
     OWN,
     WARPS,
     block,
-    header_word,
+    cursor,
+    first_cursor,
     held,
     look_up,
     meta,
@@ -42,15 +43,10 @@ from warplens.layout import ChunkFlag, Control
 _FULL: Final = layout.CHUNK_BYTES - 4
 """Low bits of the place when the chunk is full."""
 _LAST_BESIDE_BLOCK_RECORD: Final = 4 * layout.BLOCK_RECORD_WORD - 8
-_GROUP: Final = 2
-"""Records of a straight kernel that go out in one store, where nothing between them can wait."""
 MOST_MARKS: Final = 16
 """Marks behind one question for space."""
 MOST_A_TURN: Final = 20
 """Marks of a loop that are asked for once a turn; what a chunk has no room for stays unused in it."""
-MOST_STRAIGHT: Final = layout.BLOCK_RECORD_SLOTS - 2
-"""Marks of a kernel whose records fit one chunk, beside those of its begin and end and the block record."""
-_CURSORS: Final = (layout.CURSOR_COUNT - 1) * layout.CURSOR_STRIDE
 _STRIDE: Final = layout.CURSOR_COUNT * layout.CHUNK_BYTES
 _SLAB_SHIFT: Final = layout.CURSOR_COUNT.bit_length() - 1
 _RECIPROCAL: Final = -(-(1 << 35) // layout.RECORD_SLOTS)
@@ -63,7 +59,6 @@ _GROWTH_SHIFT, _GROWTH_SHIFT_IN_PROGRAM = 3, 5
 _MOST_GROWN: Final = 64
 """A warp that wrote n records asks for n / 8 chunks, 64 at most, where that is more than a slab; in a program that
 nvcc builds for n / 32, since its memory is that of each launch, and what a warp has no use for another may lose."""
-_LOST: Final = 1 << 31
 _HASH: Final = 0x9E3779B9  # as cursor_offset of arena.cuh
 
 
@@ -72,10 +67,9 @@ class Recorder:
     """The recorder of one kernel.
 
     `sites_hash`: of its site set. `flat`: its blocks differ in x alone. `shared`: the address of shared memory that a
-    barrier's end is seen by, a symbol or a number. `straight`: the number of its marks, when each is passed once.
-    `space`, `descriptor`: where the descriptor stands and what it is called. `listed`: blocks can be chosen by a list.
-    `waiting`: of a straight kernel's records those that are stored with the one behind them. `in_registers`: its state
-    is in registers from one mark to the next.
+    barrier's end is seen by, a symbol or a number. `space`, `descriptor`: where the descriptor stands and what it is
+    called. `listed`: blocks can be chosen by a list. `in_registers`: its state is in registers from one mark to the
+    next.
     """
 
     in_registers: ClassVar[bool] = True
@@ -84,11 +78,9 @@ class Recorder:
     sites_hash: int
     flat: bool
     shared: str
-    straight: int | None = None
     space: str = "const"
     descriptor: str = layout.DESCRIPTOR_SYMBOL
     listed: bool = False
-    waiting: frozenset[int] = frozenset()
 
     def declarations(self) -> list[str]:
         """Registers, for the begin of the function's body."""
@@ -110,7 +102,7 @@ class Recorder:
             "setp.ne.u64 %wl_p0, %wl_control, 0;",
             *(f"mov.u32 {register}, 0;" for register in ("%wl_c0", "%wl_c1", "%wl_c2", "%wl_c3", "%wl_slab")),
             f"@%wl_p0 ld.global.v4.u32 {{%wl_c0, %wl_c1, %wl_c2, %wl_c3}}, [%wl_control+{layout.CONTROL_CHOICE}];",
-            *([] if self.straight is not None else [slab]),
+            slab,
         ]
 
     def ask(self) -> list[str]:
@@ -132,40 +124,32 @@ class Recorder:
             "and.b32 %wl_r4, %wl_r0, 31;",
             "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
             "mov.u32 %wl_seq, 0;",
-            *self._cursor(),
+            *first_cursor(),
             *self._slab(),
             "mov.u32 %wl_index, 0xffffffff;",
             f"@%wl_w or.b32 %wl_left, %wl_left, {_NO_SPACE};",
-            "@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
+            f"@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
         ]
 
     def open(self, code: int) -> list[str]:
         """The first chunk, and in it the record of the kernel's begin."""
-        first = "setp.eq.and.u32 %wl_p3, %wl_r13, 0, %wl_p1;"
-        gt = f"@%wl_p3 st.global.cs.u32 [%wl_ad+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;"
-        straight = [f"and.b32 %wl_r13, %wl_left, {WARPS};", first, gt] if self.straight is not None else []
-        lost = [f"@%wl_p2 or.b32 %wl_lo, %wl_lo, {_LOST};"] if self.straight is not None else []
-        written = self.group(0, waits=0 in self.waiting) if straight else [*self.put(0, 0), *self.advance(1)]
         return [
             f"setp.ge.u32 %wl_w, %wl_left, {_NO_SPACE};",
             *self._take("%wl_w"),
             *self._header("%wl_p1", "%wl_ad", "%wl_begin"),
-            *straight,
             "mov.b64 {%wl_lo, %wl_hi}, %wl_ad;",
             "selp.b32 %wl_lo, %wl_lo, 0, %wl_p1;",
             "selp.b32 %wl_hi, %wl_hi, 0, %wl_p1;",
             "setp.ne.u32 %wl_w, %wl_hi, 0;",
             f"add.u32 %wl_lo, %wl_lo, {EMPTY};",
-            *lost,
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.record("%wl_begin", code, 0),
-            *written,
+            *self.put(0, 0),
+            *self.advance(1),
         ]
 
     def _slab(self) -> list[str]:
         """`%wl_slab`: what a cursor goes up by for one slab."""
-        if self.straight is not None:
-            return [f"mov.u32 %wl_slab, {layout.CURSOR_COUNT};"]
         return ["max.u32 %wl_slab, %wl_slab, 1;", f"shl.b32 %wl_slab, %wl_slab, {_SLAB_SHIFT};"]
 
     def _take(self, wants: str) -> list[str]:
@@ -191,9 +175,9 @@ class Recorder:
             f"setp.lt.and.u32 %wl_p1, %wl_index, %wl_r0, {wants};",
             f"setp.ge.and.u32 %wl_p2, %wl_index, %wl_r0, {wants};",
             "neg.s32 %wl_r5, %wl_slab;",
-            "@%wl_p2 red.global.add.u32 [%wl_cursor], %wl_r5;",
+            f"@%wl_p2 red.global.add.u32 [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_r5;",
             "@%wl_p2 mov.u32 %wl_gt, 0;",
-            *([] if self.straight is not None else left),
+            *left,
             f"mad.wide.u32 %wl_ad, %wl_index, {layout.CHUNK_BYTES}, %wl_q1;",
         ]
 
@@ -202,8 +186,6 @@ class Recorder:
 
         `together`: all lanes of the warp that have not left come here, and then the question is put for all of them.
         """
-        if self.straight is not None:
-            return []
         jump = f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};"
         full = self._is_full(str(_FULL - 4 * marks), together)
         return ["mov.u64 %wl_now, %clock64;", *full, jump, f"$wl_back_{number}:"]
@@ -253,19 +235,6 @@ class Recorder:
         store = f"@{writes} st.global.cs.u32 [%wl_ad+{4 * at + 4}], %wl_k{own};"
         return ["mov.b64 %wl_ad, {%wl_lo, %wl_hi};", *asks, store]
 
-    def group(self, at: int, *, waits: bool = False, behind: bool = False) -> list[str]:
-        """Stores a straight kernel's record `at`, with the one before it where it is `behind` one that `waits`."""
-        if waits or not behind:
-            return [] if waits else self.put(self.register_of(at), at)
-        return [
-            "mov.b64 %wl_ad, {%wl_lo, %wl_hi};",
-            f"@%wl_w st.global.cs.v{_GROUP}.u32 [%wl_ad+{4 * (at - _GROUP + 1) + 4}], {{%wl_k0, %wl_k1}};",
-        ]
-
-    def register_of(self, at: int) -> int:
-        """Which register holds a straight kernel's record `at`."""
-        return at % _GROUP
-
     def advance(self, marks: int, guard: str = "") -> list[str]:
         """The place behind so many marks; behind one that was taken only where `guard` holds."""
         return [f"{f'@{guard} ' if guard else ''}add.u32 %wl_lo, %wl_lo, {4 * marks};"]
@@ -290,8 +259,6 @@ class Recorder:
         of records that nothing else may use in the loop: who writes one waits until its last store has read it, behind
         all copies to shared memory that the warps have asked for. They are kept by stores that are never made.
         """
-        if self.straight is not None:
-            return []
         back = back or f"$wl_back_{number}"
         return [
             f"$wl_next_{number}:",
@@ -373,14 +340,12 @@ class Recorder:
             "max.u32 %wl_slab, %wl_slab, %wl_r2;",
             *self._slab(),
             *self._cursor(),
-            "@%wl_p5 atom.global.add.u32 %wl_index, [%wl_cursor], %wl_slab;",
+            f"@%wl_p5 atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
             *self._take("%wl_p5"),
         ]
 
     def end(self, number: int, together: bool) -> list[str]:
         """The warp's end, and in a block's first warp the block record."""
-        if self.straight is not None:
-            return self._end_straight()
         return [
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_end, %globaltimer;",
@@ -404,41 +369,6 @@ class Recorder:
             *meta("%wl_r9", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
             *self._block_record("%wl_r9"),
             f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.BLOCK_RECORD_WORD}], %wl_gt;",
-        ]
-
-    def _end_straight(self) -> list[str]:
-        """Reaches the chunk too far back, its end is that of a chunk that does not say that its records tell."""
-        records = (self.straight or 0) + 1
-        plain, with_record = int(ChunkFlag.STREAM), int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)
-        far = int(ChunkFlag.LAST), int(ChunkFlag.LAST | ChunkFlag.BLOCK_RECORD)
-        return [
-            "mov.u64 %wl_now, %clock64;",
-            "mov.u64 %wl_end, %globaltimer;",
-            *self.record("%wl_now", END_CODE, self.register_of(records)),
-            *self.group(records, behind=records - 1 in self.waiting),
-            *self._epoch("%wl_now", "%wl_e"),
-            "sub.u32 %wl_d, %wl_e, %wl_ep;",
-            f"setp.ge.u32 %wl_p2, %wl_lo, {_LOST};",
-            "setp.eq.and.u32 %wl_p2, %wl_hi, 0, %wl_p2;",
-            f"mov.u32 %wl_r4, {records};",
-            "mov.u32 %wl_r6, 1;",
-            *self._lose("%wl_r4", "%wl_r6"),
-            f"add.u32 %wl_r5, %wl_lo, {-EMPTY};",
-            "mov.b64 %wl_q0, {%wl_r5, %wl_hi};",
-            *thread("%wl_r3", flat=self.flat),
-            "setp.lt.u32 %wl_p5, %wl_r3, 32;",
-            # A second or more, and the low half of globaltimer at the begin may be that of another turn.
-            f"setp.lt.and.u32 %wl_p5, %wl_d, {1 << self.code_bits}, %wl_p5;",
-            "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_w;",
-            "shr.u32 %wl_left, %wl_r3, 5;",
-            *with_sm(),
-            f"selp.b32 %wl_r7, {header_word(far[1], records)}, {header_word(far[0], records)}, %wl_p5;",
-            f"selp.b32 %wl_r8, {header_word(with_record)}, {header_word(plain)}, %wl_p5;",
-            "selp.b32 %wl_r7, %wl_r7, %wl_r8, %wl_p1;",
-            *meta("%wl_r9", 0, "%wl_r7"),
-            f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r9;",
-            f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
-            *self._block_record("%wl_r9"),
         ]
 
     def _block_record(self, meta: str) -> list[str]:
@@ -476,21 +406,14 @@ class Recorder:
         ]
 
     def _cursor(self) -> list[str]:
-        """The address of the cursor that this warp asks now: it goes from one to the next, so that all are used."""
-        spread = [
+        """The cursor that this warp asks now: it goes from one to the next, so that all are used."""
+        return [
+            f"and.b32 %wl_r13, %wl_left, {WARPS};",
+            f"mad.lo.u32 %wl_r13, %wl_block, {CURSOR_OF_BLOCK}, %wl_r13;",
             f"mul.lo.u32 %wl_r15, %wl_seq, {_HASH};",
             "shr.u32 %wl_r15, %wl_r15, 22;",
             "add.u32 %wl_r13, %wl_r13, %wl_r15;",
-        ]
-        return [
-            f"and.b32 %wl_r13, %wl_left, {WARPS};",
-            "mad.lo.u32 %wl_r13, %wl_block, 33, %wl_r13;",
-            *([] if self.straight is not None else spread),
-            f"shl.b32 %wl_r13, %wl_r13, {layout.CURSOR_STRIDE.bit_length() - 1};",
-            f"and.b32 %wl_r13, %wl_r13, {_CURSORS};",
-            "cvt.u64.u32 %wl_cursor, %wl_r13;",
-            f"add.u64 %wl_cursor, %wl_cursor, {layout.CONTROL_CURSORS};",
-            "add.u64 %wl_cursor, %wl_cursor, %wl_control;",
+            *cursor(),
         ]
 
     def _epoch(self, clock: str, register: str) -> list[str]:

@@ -71,6 +71,3 @@ class SharedRecorder(StoredRecorder):
             f"and.b32 %wl_r15, %wl_left, {OWN};",
             "selp.b32 %wl_left, %wl_left, %wl_r15, %wl_lane;",
         ]
-
-    def _counted_once(self) -> list[str]:
-        return ["selp.b32 %wl_lo, %wl_lo, 0, %wl_lane;"]

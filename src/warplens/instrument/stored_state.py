@@ -26,13 +26,10 @@ class StoredRecorder(FrugalRecorder):
 
     def open(self, code: int) -> list[str]:
         """What the first chunk begins with is kept from here on."""
-        kept = WORDS if self.straight is None else WORDS[:3]
-        return [*self._slot(), *super().open(code), *map(self._keep, kept)]
+        return [*self._slot(), *super().open(code), *map(self._keep, WORDS)]
 
     def check(self, number: int, marks: int, together: bool) -> list[str]:
         """From the question on the place and half of the clock are in use."""
-        if self.straight is not None:
-            return []
         clock, *asked = super().check(number, marks, together)
         return [clock, *self._slot(), self._load("%wl_lo"), self._load("%wl_ep"), *asked, *self._place()]
 
@@ -52,22 +49,10 @@ class StoredRecorder(FrugalRecorder):
         """And keeps it."""
         return [*super().advance(marks, guard), *self._keep_place()]
 
-    def register_of(self, at: int) -> int:
-        """One: no record of a straight kernel waits for another."""
-        del at
-        return 0
-
-    def group(self, at: int, *, waits: bool = False, behind: bool = False) -> list[str]:
-        """A straight kernel's record, stored at once."""
-        del waits, behind
-        return self.put(0, at)
-
     def next(self, number: int, together: bool, back: str = "", records: int = 0) -> list[str]:
         """As Recorder's where lanes may be apart, which is one way and not two, and with a clock of its own: the record
         is made of it too."""
         del together
-        if self.straight is not None:
-            return []
         label, *rest = super().next(number, False, back, records)
         clock = ["mov.u64 %wl_now, %clock64;", *self._epoch("%wl_now", "%wl_e")]
         epoch = [self._load("%wl_ep"), "sub.u32 %wl_d, %wl_e, %wl_ep;"]
@@ -78,8 +63,6 @@ class StoredRecorder(FrugalRecorder):
         """Loads what the question needs, and behind it the rest."""
         own = super().end(number, together)
         clocks, rest = own[:2], own[2:]
-        if self.straight is not None:
-            return [*clocks, *self._slot(), *self._place(), *self._counted_once(), self._load("%wl_ep"), *rest]
         behind = rest.index(f"$wl_back_{number}:") + 1
         needed = [self._load("%wl_lo"), self._load("%wl_ep"), self._load("%wl_left")]
         state = [*self._place(), self._load("%wl_gt"), *self._left()]
@@ -113,7 +96,3 @@ class StoredRecorder(FrugalRecorder):
     @abstractmethod
     def _left(self) -> list[str]:
         """The warp's number and SM alone in lanes that write nothing."""
-
-    def _counted_once(self) -> list[str]:
-        """Has one lane alone have the bit of the place that tells that there is no space."""
-        return []

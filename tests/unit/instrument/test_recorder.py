@@ -286,6 +286,8 @@ def test_a_kernel_that_passes_each_mark_once_asks_for_no_space_on_its_way() -> N
     assert "no_end" not in kinds(done.trace)
 
 
+IN_REGISTERS = (State.REGISTERS, State.FEWER_REGISTERS)
+"""States with which nothing is asked at the marks of a kernel that passes each once."""
 HANGS = {
     "a wait": "$again:\n	mbarrier.try_wait.parity.shared.b64 %p1, [full], %r1;\n	@!%p1 bra $again;",
     "a loop": "$again:\n	st.global.u32 [1024], %r1;\n	setp.ne.u32 %p1, %r1, 0;\n	@%p1 bra $again;",
@@ -303,7 +305,7 @@ def test_the_last_record_of_a_warp_that_hangs_is_that_of_the_place_where_it_hang
     text = STRAIGHT.replace("	bar.sync 0;\n	st.global.u32 [%r1], %r1;\n", some + HANGS[what] + "\n")
     text = text.replace(".visible .entry", ".shared .align 8 .b64 full;\n.shared .align 8 .b64 empty;\n.visible .entry")
     found = instrument(text.format(threads=32), state=state)
-    assert "$wl_next" not in found.text
+    assert ("$wl_next" in found.text) == (state not in IN_REGISTERS)
     machine = Machine({}, asks=1 << 30)
     with pytest.raises(AssertionError, match="does not end"):
         run(text.format(threads=32), threads=32, machine=machine, state=state, selection=Selection())
@@ -346,8 +348,11 @@ def test_without_space_it_counts_its_events(state: State) -> None:
     assert not len(done.chunks)
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("shift", [22, 24, 33])
+@pytest.mark.parametrize(
+    ("state", "shift"),
+    # Beyond 2^32 a state in memory wants a calibration of the clocks before the launch, which is not there.
+    [(state, shift) for state in State for shift in (22, 24, 33) if shift < 32 or state in IN_REGISTERS],
+)
 def test_a_long_wait_in_it_is_exact_or_doubted(shift: int, state: State) -> None:
     machine = Machine({}, waits={"1": 1 << shift})
     text = STRAIGHT.format(threads=32)
