@@ -198,9 +198,9 @@ class Inserter:
     def _places_to_open(self) -> tuple[int, int]:
         """Where to ask for memory and where to use it, both in the first block and in front of its first mark.
 
-        What was asked for takes as long as a load that misses all caches: it is asked for behind the last load that
-        the block begins with, so that both are waited for together. A first block that a jump leads back to comes
-        behind both.
+        What was asked for takes as long as a load that misses all caches: it is asked for in front of the last load that
+        the block begins with, so that both are waited for together. Behind it ptxas would put what the kernel does with
+        what it has loaded in front of the question. A first block that a jump leads back to comes behind both.
         """
         flow = self._flow
         if flow.blocks[0].before:
@@ -210,7 +210,7 @@ class Inserter:
         last = next((n for n in range(block.start, min(first, block.stop)) if flow.code[n].name in _JUMPS), first)
         opened = min(first, last, block.stop)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
-        ask = loads[-1] + 1 if loads else opened
+        ask = loads[-1] if loads else opened
         return self._open_at(block, min(ask, opened)), self._open_at(block, opened)
 
     def _open_at(self, block: Block, index: int) -> int:

@@ -18,6 +18,7 @@ from warplens.layout import ChunkFlag
 
 _GROUP: Final = 2
 """Records that go out in one store, where nothing between them can wait."""
+_SECTOR_WORDS: Final = 8
 MOST_STRAIGHT: Final = layout.BLOCK_RECORD_SLOTS - 2
 """Marks whose records fit one chunk, beside those of the kernel's begin and end and the block record."""
 
@@ -111,6 +112,21 @@ class StraightRecorder(Recorder):
             return [f"@%wl_w st.global.cs.v{_GROUP}.u32 [%wl_ad+{place}], {{%wl_k0, %wl_k1}};"]
         return [f"@%wl_w st.global.cs.u32 [%wl_ad+{place}], %wl_k{self.register_of(at)};"]
 
+    def _last(self, at: int, *, behind: bool) -> list[str]:
+        """Stores the last record as `group` does, and zeros up to the end of its sector: one of which a part is missing
+        is read from memory before it can be written there (ncu: 3.5 MB for 131,072 warps)."""
+        values = ["%wl_k0", "%wl_k1"] if behind else [f"%wl_k{self.register_of(at)}"]
+        word = layout.HEADER_WORDS + at - len(values) + 1
+        values += ["%wl_r6"] * (-(word + len(values)) % _SECTOR_WORDS)
+        out = ["mov.u32 %wl_r6, 0;"]
+        while values:
+            words = next(size for size in (4, 2, 1) if word % size == 0 and len(values) >= size)
+            vector = f".v{words}" if words > 1 else ""
+            stored = f"{{{', '.join(values[:words])}}}" if words > 1 else values[0]
+            out.append(f"@%wl_w st.global.cs{vector}.u32 [%wl_ad+{4 * word}], {stored};")
+            word, values = word + words, values[words:]
+        return out
+
     def register_of(self, at: int) -> int:
         """Which register holds record `at`."""
         return at % _GROUP
@@ -129,7 +145,7 @@ class StraightRecorder(Recorder):
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_end, %globaltimer;",
             *self.record("%wl_now", END_CODE, self.register_of(records)),
-            *self.group(records, behind=records - 1 in self.waiting),
+            *self._last(records, behind=records - 1 in self.waiting),
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
             "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_w;",
