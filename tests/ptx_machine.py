@@ -240,7 +240,9 @@ def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     if kind[-1] == "u64":
         lane.machine.store_wide(address, lane.value(parts[1]))
         return
-    for number, source in enumerate(_pair(parts[1])):
+    words = _pair(parts[1])
+    assert address % (4 * len(words)) == 0, f"{len(words)} words are stored at {address}"
+    for number, source in enumerate(words):
         lane.machine.store(address + 4 * number, lane.value(source))
 
 

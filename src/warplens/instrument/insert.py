@@ -110,7 +110,8 @@ class _Turn:
 
     `latch`: the block that ends with the jump to its begin, at `label`; `outside`: the blocks that lead into it.
     `records`: the number of the register of each mark, by its id. `asks_at`: id of the mark that asks for the next
-    turn's space, 0 for none; `at_end`: marks from there on.
+    turn's space, 0 for none; `at_end`: marks from there on. `is_even`: each turn passes each mark, and they are even in
+    number: then records go out by twos, which one store of 8 bytes can write where a turn begins at such a place.
     """
 
     loop: Loop
@@ -121,6 +122,7 @@ class _Turn:
     records: dict[int, int]
     asks_at: int
     at_end: int
+    is_even: bool
 
 
 class Inserter:
@@ -198,9 +200,9 @@ class Inserter:
     def _places_to_open(self) -> tuple[int, int]:
         """Where to ask for memory and where to use it, both in the first block and in front of its first mark.
 
-        What was asked for takes as long as a load that misses all caches: it is asked for in front of the last load that
-        the block begins with, so that both are waited for together. Behind it ptxas would put what the kernel does with
-        what it has loaded in front of the question. A first block that a jump leads back to comes behind both.
+        What was asked for takes as long as a load that misses all caches: it is asked for in front of the last load
+        that the block begins with, so that both are waited for together. Behind it ptxas would put what the kernel does
+        with what it has loaded in front of the question. A first block that a jump leads back to comes behind both.
         """
         flow = self._flow
         if flow.blocks[0].before:
@@ -256,7 +258,8 @@ class Inserter:
         flow = self._flow
         block = flow.block_of[run[0].index]
         turn = self._turn_of.get(id(run[0]))
-        held: tuple[int, int] | None = None  # a record that is not stored yet: its register and place
+        in_turn = turn.records[id(run[0])] if turn is not None else 0  # marks of the turn in front of the run
+        held: list[tuple[int, int]] = []  # records that are not stored yet, two at most: register and place of each
         for slot, mark in enumerate(run):
             together = not flow.is_in_part(mark.index, mark.behind)
             text = recorder.settle(together) if mark.settles else []
@@ -274,19 +277,28 @@ class Inserter:
                 text += recorder.clock(own)
             text += any_lane(mark.guard, mark.negated) if mark.guard else []
             text += recorder.record("%wl_now" if asks or early else "", code, own)
-            text += recorder.put(*held) if held is not None else []
-            waits = self._can_wait(mark) and (mark is not run[-1] or (is_last and turn is None))
-            held = (own, slot) if waits else None
-            text += recorder.put(own, slot, guard) if held is None else []
-            if mark is run[-1] and held is None:
+            is_second = turn is not None and turn.is_even and (in_turn + slot) % 2 == 1
+            if held and not (is_second and len(held) == 1):
+                text += recorder.put(held)
+                held = []
+            held.append((own, slot))
+            begins_pair = turn is not None and turn.is_even and not is_second
+            waits = self._can_wait(mark, in_front_of_wait=begins_pair)
+            if not waits or (mark is run[-1] and not (is_last and turn is None)):
+                text += recorder.put(held, guard)
+                held = []
+            if mark is run[-1] and not held:
                 text += recorder.advance(len(run), guard)
             self._add(self._scopes.outside(flow.code[mark.index].statement, mark.behind), text, code)
-        if held is not None:
-            self._add(self._end_of_block(flow.blocks[block]), [*recorder.put(*held), *recorder.advance(len(run))])
+        if held:
+            self._add(self._end_of_block(flow.blocks[block]), [*recorder.put(held), *recorder.advance(len(run))])
 
-    def _can_wait(self, mark: Mark) -> bool:
-        """Whether a mark's record is stored behind the next clock, where the kernel is about to wait anyway."""
-        if mark.verb != Verb.PHASE or mark.guard or not self._recorder.in_registers:
+    def _can_wait(self, mark: Mark, *, in_front_of_wait: bool) -> bool:
+        """Whether a mark's record is stored behind the next clock, where the kernel is about to wait anyway.
+
+        `in_front_of_wait`: also behind a wait of the kernel's, where that cannot hang.
+        """
+        if mark.guard or not self._recorder.in_registers or (mark.verb != Verb.PHASE and not in_front_of_wait):
             return False
         block = self._flow.blocks[self._flow.block_of[mark.index]]
         last = self._flow.code[block.stop - 1]
@@ -364,7 +376,18 @@ class Inserter:
         best = next((mark for mark in at_end if self._begins_product(mark, latches[0])), at_end[0] if at_end else None)
         asks_at = id(best) if best and len(marks) + len(at_end) <= layout.BLOCK_RECORD_SLOTS else 0
         records = {id(mark): number for number, mark in enumerate(marks)}
-        return _Turn(loop, len(marks), latches[0], outside, name, records, asks_at, len(at_end))
+        blocks = [*(flow.block_of[mark.index] for mark in marks), latches[0]]
+        always = all(itertools.starmap(flow.dominates, itertools.pairwise(blocks))) and not any(m.guard for m in marks)
+        is_even = (
+            always
+            and len(marks) % 2 == 0
+            and behind_jump.isdisjoint(mark.index for mark in marks)
+            and any(
+                self._goes_with([one], other) and self._can_wait(one, in_front_of_wait=True)
+                for one, other in zip(marks[::2], marks[1::2], strict=True)
+            )
+        )
+        return _Turn(loop, len(marks), latches[0], outside, name, records, asks_at, len(at_end), is_even)
 
     def _begins_product(self, mark: Mark, block: int) -> bool:
         """Whether wgmma instructions stand between a mark and the next, or the end of the block."""
@@ -377,7 +400,8 @@ class Inserter:
         for number in turn.outside:
             block = self._flow.blocks[number]
             together = not self._flow.is_in_part(block.stop - 1, False)
-            self._add(self._end_of_block(block), self._recorder.check(self._next(together), turn.marks, together))
+            asked = self._recorder.check(self._next(together), turn.marks, together, even=turn.is_even)
+            self._add(self._end_of_block(block), asked)
 
     def _ask_each_turn(self, turn: _Turn) -> None:
         flow, recorder = self._flow, self._recorder

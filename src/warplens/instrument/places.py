@@ -5,6 +5,7 @@ In: names of registers. Out: lines of PTX, in which the names of the recorder's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from warplens import layout
@@ -119,6 +120,13 @@ def with_sm() -> list[str]:
         f"shl.b32 %wl_r14, %wl_r14, {layout.META_SM_SHIFT};",
         "or.b32 %wl_left, %wl_left, %wl_r14;",
     ]
+
+
+def stored(writes: str, offset: int, registers: Sequence[str]) -> str:
+    """Stores one, two or four words behind %wl_ad, at a multiple of their size, where the predicate `writes`."""
+    if len(registers) == 1:
+        return f"@{writes} st.global.cs.u32 [%wl_ad+{offset}], {registers[0]};"
+    return f"@{writes} st.global.cs.v{len(registers)}.u32 [%wl_ad+{offset}], {{{', '.join(registers)}}};"
 
 
 def pinned(values: tuple[tuple[str, int], ...]) -> list[str]:

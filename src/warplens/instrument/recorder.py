@@ -19,6 +19,7 @@ registers, and then each wgmma waits for two of them (seen in the machine code o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -35,6 +36,7 @@ from warplens.instrument.places import (
     look_up,
     meta,
     pinned,
+    stored,
     thread,
     with_sm,
 )
@@ -144,7 +146,7 @@ class Recorder:
             f"add.u32 %wl_lo, %wl_lo, {EMPTY};",
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.record("%wl_begin", code, 0),
-            *self.put(0, 0),
+            *self.put([(0, 0)]),
             *self.advance(1),
         ]
 
@@ -181,13 +183,14 @@ class Recorder:
             f"mad.wide.u32 %wl_ad, %wl_index, {layout.CHUNK_BYTES}, %wl_q1;",
         ]
 
-    def check(self, number: int, marks: int, together: bool) -> list[str]:
+    def check(self, number: int, marks: int, together: bool, *, even: bool = False) -> list[str]:
         """The clock of a mark, and the question whether it and those behind it, `marks` in all, find space.
 
         `together`: all lanes of the warp that have not left come here, and then the question is put for all of them.
+        `even`: and whether two records from here on are within 8 bytes, as they are in a new chunk.
         """
         jump = f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};"
-        full = self._is_full(str(_FULL - 4 * marks), together)
+        full = self._is_full(str(_FULL - 4 * marks), together, even=even)
         return ["mov.u64 %wl_now, %clock64;", *full, jump, f"$wl_back_{number}:"]
 
     def ask_turn(self, marks: int, together: bool) -> list[str]:
@@ -209,7 +212,8 @@ class Recorder:
         jump = f"{f'@{predicate} ' if predicate else ''}bra{uni} $wl_next_{number};"
         return [*again, f"@%wl_p4 bra{uni} {label};", jump]
 
-    def _is_full(self, limit: str, together: bool) -> list[str]:
+    def _is_full(self, limit: str, together: bool, *, even: bool = False) -> list[str]:
+        odd = ["and.b32 %wl_r1, %wl_lo, 4;", "setp.eq.or.u32 %wl_full, %wl_r1, 0, %wl_full;"] if even else []
         vote = ["vote.sync.any.pred %wl_full, %wl_full, 0xffffffff;"] if together else []
         return [
             f"and.b32 %wl_r0, %wl_lo, {layout.CHUNK_BYTES - 1};",
@@ -217,6 +221,7 @@ class Recorder:
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
             "setp.gt.or.u32 %wl_full, %wl_d, 1, %wl_full;",
+            *odd,
             *vote,
         ]
 
@@ -229,11 +234,12 @@ class Recorder:
         low = [f"cvt.u32.u64 %wl_k{own}, {clock};"] if clock else []
         return [*low, f"shl.b32 %wl_k{own}, %wl_k{own}, {self.code_bits};", f"add.u32 %wl_k{own}, %wl_k{own}, {code};"]
 
-    def put(self, own: int, at: int, guard: str = "") -> list[str]:
-        """Stores a record `at` words behind the place."""
+    def put(self, records: Sequence[tuple[int, int]], guard: str = "") -> list[str]:
+        """Stores a record, or two that stand within 8 bytes; of each its register and how many words it stands behind
+        the place."""
         writes, asks = ("%wl_g", [f"and.pred %wl_g, %wl_w, {guard};"]) if guard else ("%wl_w", [])
-        store = f"@{writes} st.global.cs.u32 [%wl_ad+{4 * at + 4}], %wl_k{own};"
-        return ["mov.b64 %wl_ad, {%wl_lo, %wl_hi};", *asks, store]
+        registers = [f"%wl_k{own}" for own, _ in records]
+        return ["mov.b64 %wl_ad, {%wl_lo, %wl_hi};", *asks, stored(writes, 4 * records[0][1] + 4, registers)]
 
     def advance(self, marks: int, guard: str = "") -> list[str]:
         """The place behind so many marks; behind one that was taken only where `guard` holds."""
@@ -356,7 +362,7 @@ class Recorder:
             f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};",
             f"$wl_back_{number}:",
             *self.record("%wl_now", END_CODE, 0),
-            *self.put(0, 0),
+            *self.put([(0, 0)]),
             *held(),
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",

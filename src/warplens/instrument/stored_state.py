@@ -9,6 +9,7 @@ local_state.py.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -28,9 +29,9 @@ class StoredRecorder(FrugalRecorder):
         """What the first chunk begins with is kept from here on."""
         return [*self._slot(), *super().open(code), *map(self._keep, WORDS)]
 
-    def check(self, number: int, marks: int, together: bool) -> list[str]:
+    def check(self, number: int, marks: int, together: bool, *, even: bool = False) -> list[str]:
         """From the question on the place and half of the clock are in use."""
-        clock, *asked = super().check(number, marks, together)
+        clock, *asked = super().check(number, marks, together, even=even)
         return [clock, *self._slot(), self._load("%wl_lo"), self._load("%wl_ep"), *asked, *self._place()]
 
     def clock(self, own: int) -> list[str]:
@@ -41,9 +42,9 @@ class StoredRecorder(FrugalRecorder):
         """With the place that it needs."""
         return [*self._slot(), *self._place(), *super().pin(values)]
 
-    def put(self, own: int, at: int, guard: str = "") -> list[str]:
+    def put(self, records: Sequence[tuple[int, int]], guard: str = "") -> list[str]:
         """Asks first whether this lane writes."""
-        return ["setp.ne.u32 %wl_w, %wl_hi, 0;", *super().put(own, at, guard)]
+        return ["setp.ne.u32 %wl_w, %wl_hi, 0;", *super().put(records, guard)]
 
     def advance(self, marks: int, guard: str = "") -> list[str]:
         """And keeps it."""

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from warplens import layout
-from warplens.instrument.places import block, first_cursor, header_word, look_up, thread
+from warplens.instrument.places import block, first_cursor, header_word, look_up, stored, thread
 from warplens.instrument.recorder import END_CODE, Recorder
 from warplens.layout import ChunkFlag
 
-_GROUP: Final = 2
-"""Records that go out in one store, where nothing between them can wait."""
 _SECTOR_WORDS: Final = 8
 MOST_STRAIGHT: Final = layout.BLOCK_RECORD_SLOTS - 2
 """Marks whose records fit one chunk, beside those of the kernel's begin and end and the block record."""
@@ -97,9 +95,9 @@ class StraightRecorder(Recorder):
             "bra.uni $wl_found;",
         ]
 
-    def check(self, number: int, marks: int, together: bool) -> list[str]:
+    def check(self, number: int, marks: int, together: bool, *, even: bool = False) -> list[str]:
         """There is nothing to ask."""
-        del number, marks, together
+        del number, marks, together, even
         return []
 
     def group(self, at: int, *, waits: bool = False, behind: bool = False) -> list[str]:
@@ -108,9 +106,8 @@ class StraightRecorder(Recorder):
         if waits:
             return []
         if behind:
-            place -= 4 * (_GROUP - 1)
-            return [f"@%wl_w st.global.cs.v{_GROUP}.u32 [%wl_ad+{place}], {{%wl_k0, %wl_k1}};"]
-        return [f"@%wl_w st.global.cs.u32 [%wl_ad+{place}], %wl_k{self.register_of(at)};"]
+            return [stored("%wl_w", place - 4, ["%wl_k0", "%wl_k1"])]
+        return [stored("%wl_w", place, [f"%wl_k{self.register_of(at)}"])]
 
     def _last(self, at: int, *, behind: bool) -> list[str]:
         """Stores the last record as `group` does, and zeros up to the end of its sector: one of which a part is missing
@@ -121,15 +118,13 @@ class StraightRecorder(Recorder):
         out = ["mov.u32 %wl_r6, 0;"]
         while values:
             words = next(size for size in (4, 2, 1) if word % size == 0 and len(values) >= size)
-            vector = f".v{words}" if words > 1 else ""
-            stored = f"{{{', '.join(values[:words])}}}" if words > 1 else values[0]
-            out.append(f"@%wl_w st.global.cs{vector}.u32 [%wl_ad+{4 * word}], {stored};")
+            out.append(stored("%wl_w", 4 * word, values[:words]))
             word, values = word + words, values[words:]
         return out
 
     def register_of(self, at: int) -> int:
         """Which register holds record `at`."""
-        return at % _GROUP
+        return at % 2
 
     def next(self, number: int, together: bool, back: str = "", records: int = 0) -> list[str]:
         """What is rare at the end, where lanes are together: the chunk's begin lies too far back."""

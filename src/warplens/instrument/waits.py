@@ -352,8 +352,13 @@ class Waits:
 
 
 def may_hang(own: Instruction) -> bool:
-    """Whether an instruction may wait for ever, or lead to one that does."""
+    """Whether an instruction may wait for ever, or lead to one that does: not for what hardware does for the thread."""
+    if own.opcode.startswith(_WAITS_FOR_OWN):
+        return False
     return own.name in ("bar", "barrier", "call", "nanosleep") or "wait" in own.opcode
+
+
+_WAITS_FOR_OWN: Final = ("cp.async.wait", "cp.async.bulk.wait", "wgmma.wait_group", "tcgen05.wait")
 
 
 def is_idle(own: Instruction) -> bool:

@@ -165,6 +165,31 @@ def test_a_warp_records_its_begin_each_wait_and_phase_and_its_end() -> None:
     assert done.lost_events == 0
 
 
+EVEN = LOOP.replace("	bar.sync 0;", "	cp.async.wait_all;")
+"""In each turn the record of a wait that ends by itself goes out with the one behind it."""
+
+
+@pytest.mark.parametrize("front", ["", "	bar.sync 2;\n", "	st.global.u32 [1024], %r1;\n	bar.sync 2;\n"])
+@pytest.mark.parametrize(("depth", "slab", "turns"), [(64, 2, 1), (64, 1, 7), (64, 4, 20), (3, 1, 20), (0, 1, 5)])
+def test_records_that_go_out_by_twos_are_all_there_in_their_order(
+    front: str, depth: int, slab: int, turns: int
+) -> None:
+    text = EVEN.replace("$again:\n", f"{front}$again:\n").format(threads=64)
+    assert "st.global.cs.v2.u32" in instrument(text, Selection("all")).text
+    done = run(text, turns=turns, depth=depth, slab=slab)
+    single = run(text, turns=turns, depth=64, state=State.LOCAL)
+    for warp in range(2):
+        own, other = (
+            of.trace.spans.filter(of.trace.spans["warp"] == warp).sort("sequence")["site"].to_list()
+            for of in (done, single)
+        )
+        assert own == other[: len(own)]
+        if done.lost_events == 0:
+            assert own == other
+    assert len(done.trace.spans) + done.lost_events == len(single.trace.spans)
+    assert "unknown_site" not in kinds(done.trace)
+
+
 def test_durations_are_those_of_the_machine() -> None:
     machine = Machine({}, waits={"0": 5_000, "1": 90_000})
     done = run(LOOP.format(threads=32), threads=32, turns=4, machine=machine)
