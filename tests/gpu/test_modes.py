@@ -43,11 +43,11 @@ def noise(*shape: int) -> Any:
 
 
 def norm() -> Case:
-    x, w, out = noise(264, 2048), noise(2048), torch.empty(264, 2048, device="cuda", dtype=torch.bfloat16)
+    x, w, out = noise(264, 1024), noise(1024), torch.empty(264, 1024, device="cuda", dtype=torch.bfloat16)
 
     def run() -> Any:
         out.zero_()
-        kernels.layer_norm[(264,)](x, out, w, w, 2048, 1e-5, BLOCK=2048, num_warps=8)
+        kernels.layer_norm[(264,)](x, out, w, w, 1024, 1e-5, BLOCK=1024, num_warps=8)
         return out
 
     return run
