@@ -157,6 +157,20 @@ def test_sites_of_a_kernel_that_is_a_wrapper_have_lines_of_what_it_wraps() -> No
     assert waits(WRAPPED.format(calls=twice)) == ["matmul.hpp:3 wait barrier 3", "matmul.hpp:4 wait barrier 4"]
 
 
+def test_a_template_that_calls_itself_where_it_stands_is_still_of_the_line_that_called_it() -> None:
+    """As CUTE's do for each member of a tuple: the chain of calls to it was taken for a circle without a beginning."""
+    deep = "".join(
+        call((1, 5), (2, 10 * n), *[(3, 130)] * 40, barrier=n) + call((1, 5), (2, 10 * n), (3, 7), barrier=n + 2)
+        for n in (1, 2)
+    )
+    assert waits(WRAPPED.format(calls=deep)) == [
+        "matmul.hpp:10 wait barrier 1",
+        "matmul.hpp:10 wait barrier 3",
+        "matmul.hpp:20 wait barrier 2",
+        "matmul.hpp:20 wait barrier 4",
+    ]
+
+
 def test_sites_of_any_other_kernel_have_its_own_lines() -> None:
     calls = call((1, 5), (2, 10), barrier=1) + call((1, 6), (2, 20), barrier=2)
     assert waits(WRAPPED.format(calls=calls)) == ["wrapper.h:5 wait barrier 1", "wrapper.h:6 wait barrier 2"]
