@@ -53,8 +53,8 @@ def marked(*also: str, sites: str | None = None) -> Instrumented:
         (("stores",), ["k.cu:10-12 load, store, atomic", "k.cu:12 store"]),  # two in a row are one mark
         (("atomics",), ["k.cu:10-12 load, store, atomic", "k.cu:12 atomic"]),  # none of shared memory
         (("loops",), ["k.cu:10-12 load, store, atomic", "k.cu:12 next turn"]),
-        (("lines",), ["k.cu:10-11 load", "k.cu:12 store, atomic"]),
-        (("loads",), ["k.cu:10-11 load", "k.cu:11 wait load", "k.cu:11-12 store, atomic"]),
+        (("lines",), ["k.cu:10-11 issue load", "k.cu:12 store, atomic"]),
+        (("loads",), ["k.cu:10-11 issue load", "k.cu:11 wait load", "k.cu:11-12 store, atomic"]),
     ],
 )
 def test_what_is_asked_for_is_marked_and_nothing_else(also: tuple[str, ...], found: list[str]) -> None:

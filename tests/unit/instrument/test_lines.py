@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.odd_ptx import without_lines
 from tests.unit.instrument.test_hoist import ADD, USE, loop
 from warplens import layout
 from warplens.instrument import Mode, Selection, State, instrument
@@ -51,8 +52,9 @@ CALLS = """.version 8.0
 @pytest.mark.parametrize("name", ["nvcc_sm_90a", "nvcc_sm_100a"])
 @pytest.mark.parametrize("level", ["waits", "all"])
 def test_in_ptx_without_lines_each_statement_is_known_by_its_own(corpus: dict[str, str], name: str, level: str) -> None:
-    clean = [line.strip() for line in corpus[name].split("\n")]
-    found = own_lines(instrument(corpus[name], Selection(level)).text)
+    text = without_lines(corpus[name])
+    clean = [line.strip() for line in text.split("\n")]
+    found = own_lines(instrument(text, Selection(level)).text)
     assert len(found) > 600
     assert [(text, number) for text, number in found if clean[number - 1] != text] == []
 
@@ -110,8 +112,8 @@ def test_with_lines_of_a_source_those_are_given_again(corpus: dict[str, str]) ->
     assert set(place.findall(marked)) == set(place.findall(corpus["triton_3.6.0_matmul_90"]))
 
 
-def test_the_files_of_marks_are_no_other_files(corpus: dict[str, str]) -> None:
-    for text in corpus.values():
+def test_the_files_of_marks_are_no_other_files(some: dict[str, str]) -> None:
+    for text in some.values():
         files = FILE.findall(instrument(text).text)
         assert len(dict(files)) == len(files) == len(FILE.findall(text)) + 2
 
