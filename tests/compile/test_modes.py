@@ -62,10 +62,11 @@ def assembler(folder: Path) -> Callable[[str], str]:
     return lambda text: assembled(text, folder, "chosen").log
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != FULL])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != FULL and not name.startswith("cutlass")])
 def test_with_the_state_in_shared_memory_a_kernel_assembles_and_shared_memory_moves_by_its_size(
     name: str, tmp_path: Path
 ) -> None:
+    """CUTLASS's take longest, and what decides on shared memory when it launches has no state there."""
     text = text_of(name)
     clean = assembled(text, tmp_path, "clean")
     found = instrument(text, state=State.SHARED)
