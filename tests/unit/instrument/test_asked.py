@@ -61,6 +61,12 @@ def test_what_is_asked_for_is_marked_and_nothing_else(also: tuple[str, ...], fou
     assert names(marked(*also)) == found
 
 
+def test_a_phase_that_reads_nothing_of_what_it_loads_issues_the_load() -> None:
+    """Nothing in it waits for that; the latency shows where the value is read."""
+    (apart, _), (together,) = names(marked("lines")), names(marked())
+    assert (apart, together) == ("k.cu:10-11 issue load", "k.cu:10-12 load, store, atomic")
+
+
 def test_behind_loads_the_clock_waits_for_each_value_of_the_run() -> None:
     text = marked("loads").text
     pinned = text[text.index("ld.global.nc.v2") : text.index("add.s64 %rd3, %rd3, 1;")]

@@ -215,13 +215,6 @@ def test_an_instruction_of_the_future_passes_through_and_nothing_is_claimed_of_i
     assert [name.partition(" ")[2] for name in names(found)] == ["", "wait barrier 0", "store"]
 
 
-def test_a_phase_that_reads_nothing_of_what_it_loads_issues_the_load() -> None:
-    """Nothing in it waits for that; the latency shows where the value is read."""
-    body = "ld.global.u32 %r2, [%r1]; {} bar.sync 0; add.u32 %r3, %r2, 1; st.global.u32 [%r1], %r3;"
-    assert "issue load" in names(marked(body.format("")))[0]
-    assert "issue" not in names(marked(body.format("add.u32 %r4, %r2, 1;")))[0]
-
-
 @pytest.mark.parametrize("jump", ["", "setp.lt.u32 %p1, %r1, 5; @%p1 bra $done;"])
 def test_a_kernel_begins_ahead_of_the_numbers_that_a_loop_begins_with(jump: str) -> None:
     """Something between them and the loop keeps ptxas from unrolling it."""
