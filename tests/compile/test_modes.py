@@ -74,9 +74,8 @@ def test_with_the_state_in_shared_memory_a_kernel_assembles_and_shared_memory_mo
     assert marked.warnings <= clean.warnings
     for kernel in found.kernels:
         moved = shared_bytes(marked.cubin, kernel.name) - shared_bytes(clean.cubin, kernel.name)
-        padded = (
-            0 if ".extern .shared" in text else moved % 8
-        )  # behind arrays of 4 bytes, where nothing else stands behind
+        # Behind arrays of 4 bytes there may be 4 more, where nothing of a launch's stands behind.
+        padded = 0 if ".extern .shared" in text else moved % 8
         assert moved == SHARED_STATE_BYTES + padded, kernel.name
     sets = {own["name"]: own["sites"] for own in read_site_sets(marked.cubin)}
     assert sets == {own.site_set["name"]: own.site_set["sites"] for own in found.kernels if own.site_set}

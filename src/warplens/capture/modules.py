@@ -77,8 +77,10 @@ def sections_of(elf: bytes, prefix: str) -> list[bytes]:
 
 
 def shared_bytes(elf: bytes, kernel: str) -> int:
-    """Shared memory that a kernel declares with a size, without what the system has of it on sm_90 and newer: ptxas counts
-    that in where a kernel has some of its own or names memory of the launch's."""
+    """Shared memory that a kernel declares with a size, without what the system has of it on sm_90 and newer.
+
+    ptxas counts that in where a kernel has some of its own or names memory of the launch's, and there alone.
+    """
     size = next((size for own, _, _, size in _named_sections(elf) if own == f".nv.shared.{kernel}"), 0)
     return size - _OF_SYSTEM if _arch_of(elf) >= _HAS_SYSTEM_SHARED and size >= _OF_SYSTEM else size
 
