@@ -1,4 +1,5 @@
-"""PTX as no compiler writes it, and ptxas takes it: comments between all tokens, numbers in other bases."""
+"""PTX as no compiler writes it, and ptxas takes it: comments between all tokens, numbers in other bases; and PTX as
+compilers write it that are not asked for lines."""
 
 from __future__ import annotations
 
@@ -14,6 +15,11 @@ REMARKS: Final = ("/**/", '/* ; } { ret; // " */', '// " /* ; {\n', "/*\n.loc 9 
 def without_its_comments(text: str) -> str:
     """What Triton says in comments is not there either."""
     return re.sub(r"//.*", "", text)
+
+
+def without_lines(text: str) -> str:
+    """As a compiler writes it that is not asked for them."""
+    return re.sub(r"(?s)\n\s*\.section\s.*", "\n", re.sub(r"(?m)^\s*\.(?:loc|file)\s.*\n", "", text))
 
 
 def commented(text: str) -> str:

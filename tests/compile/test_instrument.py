@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.machine_code import audited_build, text_section, tool, yields
-from tests.odd_ptx import commented, without_its_comments
+from tests.odd_ptx import commented, without_its_comments, without_lines
 from warplens import layout
 from warplens.capture.audited import audit_builds, disassemble
 from warplens.capture.modules import read_site_sets, registers_and_frame, shared_bytes
@@ -27,6 +27,10 @@ pytestmark = pytest.mark.compile
 FOLDER = Path(__file__).parents[1] / "ptx"
 FULL = "triton_3.9.0_specialized_100"
 """It takes all 255 registers: there is room for marks only where their state is in shared memory."""
+FULLER = "inductor_flex_attention_90"
+"""So does this one, and has room there for its begin and end alone: that is what `warplens record` says it gets."""
+MODES = {FULL: (Selection(), State.SHARED), FULLER: (Selection("off", kinds=()), State.SHARED)}
+"""Of those that do not get the marks asked for with their state in registers."""
 NAMES = sorted(path.name.partition(".ptx")[0] for path in FOLDER.glob("*.ptx.gz"))
 
 UNFOLLOWED = {"nvcc_sm_80": {"reduce", "pipelined", "after_flag", "calls"}}
@@ -37,8 +41,9 @@ PARTED = {
         for version in ("3.6.0", "3.9.0")
         for arch in (80, 90, 100)
     },
-    "nvcc_sm_90a": {"guarded", "produced"},
-    "nvcc_sm_100a": {"guarded"},
+    "inductor_persistent_reduction_90": {"triton_per_fused_gelu_native_layer_norm_0"},
+    "cupy_raw_90": {"_Z6matmulILi16EEvPKfS1_Pfi"},
+    "nvcc_sm_90a": {"produced"},
     "nvrtc_sm_90a": {"produced"},
     "triton_3.9.0_marked_80": {"marked_matmul"},
     "triton_3.9.0_matmul_80": {"matmul"},
@@ -138,7 +143,8 @@ def test_marked_at_waits_a_kernel_assembles_nothing_spills_and_it_audits_clean(n
     the kernels in PARTED and no others; and paths that nobody can follow, of those in UNFOLLOWED.
     """
     text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
-    found = instrument(text, state=State.SHARED if name == FULL else State.REGISTERS)
+    selection, state = MODES.get(name, (Selection(), State.REGISTERS))
+    found = instrument(text, selection, state=state)
     marked, clean = assembled(found.text, tmp_path, "marked"), assembled(text, tmp_path, "clean")
     if spills(marked.cubin) > spills(clean.cubin):
         found, marked = without_spills(text, clean, tmp_path)
@@ -174,8 +180,7 @@ def test_marked_at_waits_a_kernel_assembles_nothing_spills_and_it_audits_clean(n
 
 
 def test_lines_that_marks_bring_change_no_machine_code(tmp_path: Path) -> None:
-    text = gzip.decompress((FOLDER / "nvcc_sm_90a.ptx.gz").read_bytes()).decode()
-    assert ".loc" not in text
+    text = without_lines(gzip.decompress((FOLDER / "nvcc_sm_90a.ptx.gz").read_bytes()).decode())
     found = instrument(text)
     without = re.sub(r"(?m)^\s*\.(?:loc|file) .*$", "", found.text)
     with_lines, plain = (assembled(own, tmp_path, "kernel").cubin for own in (found.text, without))
@@ -187,8 +192,7 @@ def test_lines_that_marks_bring_change_no_machine_code(tmp_path: Path) -> None:
 def test_without_lines_of_its_source_a_kernel_audits_as_with_them(name: str, tmp_path: Path) -> None:
     """In functions that were inlined too, of one file and of two."""
     text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
-    bare = re.sub(r"(?s)\n\s*\.section\s.*", "\n", re.sub(r"(?m)^\s*\.(?:loc|file)\s.*\n", "", text))
-    both = [instrument(own) for own in (text, bare)]
+    both = [instrument(own) for own in (text, without_lines(text))]
     cubins = [assembled(own.text, tmp_path, "marked").cubin for own in both]
     for kernels in zip(*(own.kernels for own in both), strict=True):
         assert text_section(cubins[0], kernels[0].name) == text_section(cubins[1], kernels[0].name)
@@ -203,8 +207,9 @@ def test_without_lines_of_its_source_a_kernel_audits_as_with_them(name: str, tmp
 
 @pytest.mark.parametrize("name", ["nvcc_sm_90a", "nvrtc_sm_90a", "triton_3.9.0_matmul_90"])
 def test_comments_between_all_tokens_change_no_machine_code(name: str, tmp_path: Path) -> None:
-    """The last two have `.loc`, some of inlined code, `.file` and `.section`."""
+    """The last two have `.loc`, some of inlined code, `.file` and `.section`; the first is without."""
     text = without_its_comments(gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode())
+    text = without_lines(text) if name == "nvcc_sm_90a" else text
     cubins = [assembled(instrument(own).text, tmp_path, "kernel").cubin for own in (text, commented(text))]
     for entry in read(text).entries:
         assert text_section(cubins[0], entry.name) == text_section(cubins[1], entry.name)
@@ -247,10 +252,24 @@ def test_other_levels_assemble_too(name: str, level: str, tmp_path: Path) -> Non
     assert layout.DESCRIPTOR_SYMBOL.encode() in marked.cubin
 
 
-def test_a_kernel_with_all_registers_spills_even_with_the_fewest_marks_in_registers(tmp_path: Path) -> None:
-    text = gzip.decompress((FOLDER / f"{FULL}.ptx.gz").read_bytes()).decode()
+@pytest.mark.parametrize("name", MODES)
+def test_a_kernel_with_all_registers_spills_even_with_the_fewest_marks_in_registers(name: str, tmp_path: Path) -> None:
+    text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
     assert registers_and_frame(assembled(text, tmp_path, "clean").cubin) == (255, 0)
-    assert spills(assembled(instrument(text, Selection("coarse", kinds=())).text, tmp_path, "marked").cubin) > 0
+    assert spills(assembled(instrument(text, Selection("off", kinds=())).text, tmp_path, "marked").cubin) > 0
+
+
+def test_a_loop_in_front_of_which_a_kernel_begins_is_unrolled_as_without_marks(tmp_path: Path) -> None:
+    """Ten turns, of which five have their loads under way together."""
+    text = gzip.decompress((FOLDER / "inductor_reduction_90.ptx.gz").read_bytes()).decode()
+    builds = [assembled(own, tmp_path, "kernel").cubin for own in (text, instrument(text).text)]
+    assert [disassemble(cubin).count("LDG.E.EF.64") for cubin in builds] == [10, 10]
+
+
+@pytest.mark.parametrize("level", ["waits", "coarse"])
+def test_with_more_marks_in_shared_memory_the_fuller_kernel_spills(level: str, tmp_path: Path) -> None:
+    text = gzip.decompress((FOLDER / f"{FULLER}.ptx.gz").read_bytes()).decode()
+    assert spills(assembled(instrument(text, Selection(level), state=State.SHARED).text, tmp_path, "marked").cubin) > 0
 
 
 def test_the_audit_tells_that_a_mark_parts_loads(tmp_path: Path) -> None:

@@ -77,8 +77,12 @@ def sections_of(elf: bytes, prefix: str) -> list[bytes]:
 
 
 def shared_bytes(elf: bytes, kernel: str) -> int:
-    """Shared memory that a kernel declares with a size, with what the system has of it on sm_90 and newer."""
-    return next((size for own, _, _, size in _named_sections(elf) if own == f".nv.shared.{kernel}"), 0)
+    """Shared memory that a kernel declares with a size, without what the system has of it on sm_90 and newer.
+
+    ptxas counts that in where a kernel has some of its own or names memory of the launch's, and there alone.
+    """
+    size = next((size for own, _, _, size in _named_sections(elf) if own == f".nv.shared.{kernel}"), 0)
+    return size - _OF_SYSTEM if _arch_of(elf) >= _HAS_SYSTEM_SHARED and size >= _OF_SYSTEM else size
 
 
 def _named_sections(elf: bytes) -> Iterator[tuple[str, int, int, int]]:
@@ -134,12 +138,11 @@ def resources_of(elf: bytes, kernel: str) -> Resources:
         for attribute, values in _attributes(read_section(elf, f".nv.info.{kernel}") or b"")
         if len(values) == 3 and all(values)
     }
-    arch, shared = _arch_of(elf), shared_bytes(elf, kernel)
     return Resources(
-        arch,
+        _arch_of(elf),
         found[_REGISTER_COUNT],
         max(found.get(_FRAME_SIZE, 0), found.get(_STACK_SIZE, 0)),
-        shared - _OF_SYSTEM if arch >= _HAS_SYSTEM_SHARED and shared >= _OF_SYSTEM else shared,
+        shared_bytes(elf, kernel),
         of_block.get(_REQUIRED_BLOCK) or of_block.get(_LARGEST_BLOCK),
         _REQUIRED_BLOCK not in of_block,
     )

@@ -31,7 +31,7 @@ _QUIET: Final = re.compile(r"(?<![\w$])(?:__assertfail|vprintf|malloc|free)\b")
 """Functions of the driver's, which read no thread's place."""
 _DECLARATION: Final = re.compile(r"\s*\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)", re.DOTALL)
 _LONGEST_CHAIN: Final = 32
-"""Calls that were inlined in each other: more are a circle, and damage."""
+"""Calls that were inlined in each other: of more, those that the kernel's own are nearer to."""
 _DEEPEST_WRAPPER: Final = 4
 _MOST_OF_A_WRAPPER: Final = 0.9
 """Of a kernel's instructions, for the line that they come from to say nothing."""
@@ -79,7 +79,7 @@ class Flow:
         self._scopes: list[tuple[int, ...]] = []
         self._declared: dict[int, set[str]] = {}  # registers that braces have of their own
         self._bits: dict[str, int] = {}  # of registers outside of braces; `%r<` of all that `%r<9>` declares
-        self._inlined: dict[Place, Place] = {}
+        self._said: dict[Place, tuple[Place, ...]] = {}  # the chain of a place, where it was said last
         self._chains: list[tuple[Place, ...]] = []  # of each instruction, from the kernel into what was inlined
         self.not_read: list[str] = []
         """A line for each directive that is not known, with what stands behind it on its line."""
@@ -176,12 +176,11 @@ class Flow:
         comment = _LINE_COMMENT.match(self.module.text, self.module.statements[index].end)
         if comment and "@[" in comment[1] and (outer := _OUTER.search(comment[1])) and outer[1] in self._numbered:
             return ((self._numbered[outer[1]], int(outer[2]), int(outer[3])),)
-        if inlined_at:
-            self._inlined[own] = inlined_at
-        out = [own]
-        while inlined_at and out[-1] in self._inlined and len(out) < _LONGEST_CHAIN:
-            out.append(self._inlined[out[-1]])
-        return tuple(reversed(out))
+        if not inlined_at:
+            return (own,)
+        # A template that calls itself, for one member of a tuple less, is inlined at the place where it stands.
+        self._said[own] = (*self._said.get(inlined_at, (inlined_at,)), own)[:_LONGEST_CHAIN]
+        return self._said[own]
 
     @cached_property
     def _numbered(self) -> dict[str, int]:

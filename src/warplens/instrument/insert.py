@@ -24,13 +24,14 @@ from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Reco
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
 from warplens.instrument.straight import StraightRecorder
-from warplens.instrument.waits import may_hang
+from warplens.instrument.waits import is_idle, may_hang
 from warplens.layout import Verb
 
 Piece = tuple[int, int, str]
 _NO_MARK: Final = 1  # a line that is the code of none
 _LEAVES: Final = frozenset({"ret", "exit"})
 _JUMPS: Final = frozenset({"bra", "brx", "ret", "exit", "trap"})
+_NUMBER: Final = re.compile(r",\s*-?\d\w*\Z")
 _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volatile.global", "ld.weak")
 
 
@@ -211,9 +212,23 @@ class Inserter:
         first = min((m.index + m.behind for m in self._plan.marks if flow.block_of[m.index] == 0), default=block.stop)
         last = next((n for n in range(block.start, min(first, block.stop)) if flow.code[n].name in _JUMPS), first)
         opened = min(first, last, block.stop)
+        if first >= opened and any(loop.header in block.after for loop in flow.loops):
+            opened = self._ahead_of_numbers(block, opened)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
         ask = loads[-1] if loads else opened
         return self._open_at(block, min(ask, opened)), self._open_at(block, opened)
+
+    def _ahead_of_numbers(self, block: Block, index: int) -> int:
+        """In front of the numbers that a loop behind the block begins with: ptxas (13.5) does not unroll a loop that
+        something stands between (a reduction of Inductor's had one load under way in place of five)."""
+        out = index
+        for number in range(index - 1, block.start - 1, -1):
+            own = self._flow.code[number]
+            if not is_idle(own):
+                break
+            if own.name == "mov" and _NUMBER.search(own.operands):
+                out = number
+        return out
 
     def _open_at(self, block: Block, index: int) -> int:
         """The last place in the first block in front of an instruction, or behind the one before it, that is not among

@@ -21,7 +21,7 @@ from warplens.instrument.scopes import Scopes
 from warplens.instrument.selection import Selection
 from warplens.instrument.source import SourceMark, moved, source_marks
 from warplens.instrument.thin import Origin, Thinner
-from warplens.instrument.waits import Waits, is_idle, notable
+from warplens.instrument.waits import Waits, is_idle, lands_later, notable
 from warplens.layout import Control, Verb
 
 MOST_IDLE: Final = 8
@@ -356,7 +356,8 @@ class Planner:
             stretch = [code[n] for n in numbers]
             at = next((n for n in numbers if code[n].place[1]), numbers[0])
             until = max((own.place[1] for own in stretch if own.place[0] == code[at].place[0]), default=0)
-            name = self._named(at, ", ".join([*notable(stretch)][:3]), until)
+            words = ["issue load" if word == "load" and lands_later(stretch) else word for word in notable(stretch)]
+            name = self._named(at, ", ".join(words[:3]), until)
             number_of_file, line, _ = code[at].place
             file = self._files.get(number_of_file, "") if line else ""
             site |= {"name": name, "file": file, "line": line if file else self._ptx_line(at)}

@@ -380,6 +380,13 @@ def notable(code: list[Instruction]) -> Iterator[str]:
             yield word
 
 
+def lands_later(code: list[Instruction]) -> bool:
+    """Whether a stretch reads nothing of what a load in it brings from global memory, and so does not wait for it."""
+    read = {register for own in code for register in own.sources}
+    return any(_LOAD.match(own.opcode) and read.isdisjoint(own.targets) for own in code)
+
+
+_LOAD: Final = re.compile(r"ld\.(?:\w+\.)*global")
 _NOTABLE: Final = (
     ("wgmma", re.compile(r"wgmma\.mma_async")),
     ("tcgen05.mma", re.compile(r"tcgen05\.mma")),
@@ -387,7 +394,7 @@ _NOTABLE: Final = (
     ("issue bulk load", re.compile(r"cp\.async\.bulk\S*mbarrier")),
     ("bulk store", re.compile(r"cp\.async\.bulk\S*bulk_group")),
     ("cp.async", re.compile(r"cp\.async\.c[ag]")),
-    ("load", re.compile(r"ld\.(?:\w+\.)*global")),
+    ("load", _LOAD),
     ("store", re.compile(r"st\.(?:\w+\.)*global")),
     ("atomic", re.compile(r"(?:atom|red)\.(?:\w+\.)*global")),
     ("shuffle", re.compile(r"shfl|redux")),

@@ -53,12 +53,18 @@ def marked(*also: str, sites: str | None = None) -> Instrumented:
         (("stores",), ["k.cu:10-12 load, store, atomic", "k.cu:12 store"]),  # two in a row are one mark
         (("atomics",), ["k.cu:10-12 load, store, atomic", "k.cu:12 atomic"]),  # none of shared memory
         (("loops",), ["k.cu:10-12 load, store, atomic", "k.cu:12 next turn"]),
-        (("lines",), ["k.cu:10-11 load", "k.cu:12 store, atomic"]),
-        (("loads",), ["k.cu:10-11 load", "k.cu:11 wait load", "k.cu:11-12 store, atomic"]),
+        (("lines",), ["k.cu:10-11 issue load", "k.cu:12 store, atomic"]),
+        (("loads",), ["k.cu:10-11 issue load", "k.cu:11 wait load", "k.cu:11-12 store, atomic"]),
     ],
 )
 def test_what_is_asked_for_is_marked_and_nothing_else(also: tuple[str, ...], found: list[str]) -> None:
     assert names(marked(*also)) == found
+
+
+def test_a_phase_that_reads_nothing_of_what_it_loads_issues_the_load() -> None:
+    """Nothing in it waits for that; the latency shows where the value is read."""
+    (apart, _), (together,) = names(marked("lines")), names(marked())
+    assert (apart, together) == ("k.cu:10-11 issue load", "k.cu:10-12 load, store, atomic")
 
 
 def test_behind_loads_the_clock_waits_for_each_value_of_the_run() -> None:

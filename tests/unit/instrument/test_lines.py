@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.odd_ptx import without_lines
 from tests.unit.instrument.test_hoist import ADD, USE, loop
 from warplens import layout
 from warplens.instrument import Mode, Selection, State, instrument
@@ -51,8 +52,9 @@ CALLS = """.version 8.0
 @pytest.mark.parametrize("name", ["nvcc_sm_90a", "nvcc_sm_100a"])
 @pytest.mark.parametrize("level", ["waits", "all"])
 def test_in_ptx_without_lines_each_statement_is_known_by_its_own(corpus: dict[str, str], name: str, level: str) -> None:
-    clean = [line.strip() for line in corpus[name].split("\n")]
-    found = own_lines(instrument(corpus[name], Selection(level)).text)
+    text = without_lines(corpus[name])
+    clean = [line.strip() for line in text.split("\n")]
+    found = own_lines(instrument(text, Selection(level)).text)
     assert len(found) > 600
     assert [(text, number) for text, number in found if clean[number - 1] != text] == []
 
@@ -111,8 +113,8 @@ def test_with_lines_of_a_source_those_are_given_again(corpus: dict[str, str]) ->
     assert set(place.findall(marked)) == set(place.findall(corpus["triton_3.6.0_matmul_90"]))
 
 
-def test_the_files_of_marks_are_no_other_files(corpus: dict[str, str]) -> None:
-    for text in corpus.values():
+def test_the_files_of_marks_are_no_other_files(some: dict[str, str]) -> None:
+    for text in some.values():
         files = FILE.findall(instrument(text).text)
         assert len(dict(files)) == len(files) == len(FILE.findall(text)) + 2
 
@@ -156,6 +158,20 @@ def test_sites_of_a_kernel_that_is_a_wrapper_have_lines_of_what_it_wraps() -> No
     assert waits(WRAPPED.format(calls=calls)) == ["matmul.hpp:10 wait barrier 1", "matmul.hpp:20 wait barrier 2"]
     twice = "".join(call((1, 5), (2, 10), (2, line), barrier=line) for line in (3, 4))  # a wrapper in a wrapper
     assert waits(WRAPPED.format(calls=twice)) == ["matmul.hpp:3 wait barrier 3", "matmul.hpp:4 wait barrier 4"]
+
+
+def test_a_template_that_calls_itself_where_it_stands_is_still_of_the_line_that_called_it() -> None:
+    """As CUTE's do for each member of a tuple: the chain of calls to it was taken for a circle without a beginning."""
+    deep = "".join(
+        call((1, 5), (2, 10 * n), *[(3, 130)] * 40, barrier=n) + call((1, 5), (2, 10 * n), (3, 7), barrier=n + 2)
+        for n in (1, 2)
+    )
+    assert waits(WRAPPED.format(calls=deep)) == [
+        "matmul.hpp:10 wait barrier 1",
+        "matmul.hpp:10 wait barrier 3",
+        "matmul.hpp:20 wait barrier 2",
+        "matmul.hpp:20 wait barrier 4",
+    ]
 
 
 def test_sites_of_any_other_kernel_have_its_own_lines() -> None:

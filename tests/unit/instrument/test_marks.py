@@ -215,6 +215,15 @@ def test_an_instruction_of_the_future_passes_through_and_nothing_is_claimed_of_i
     assert [name.partition(" ")[2] for name in names(found)] == ["", "wait barrier 0", "store"]
 
 
+@pytest.mark.parametrize("jump", ["", "setp.lt.u32 %p1, %r1, 5; @%p1 bra $done;"])
+def test_a_kernel_begins_ahead_of_the_numbers_that_a_loop_begins_with(jump: str) -> None:
+    """Something between them and the loop keeps ptxas from unrolling it."""
+    turn = "$next: add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 10; @%p2 bra $next;"
+    body = f"ld.global.u32 %r2, [%r1]; mov.u32 %r3, 0; setp.eq.u32 %p3, %r2, 7; mov.u32 %r4, %r2; {jump} {turn} $done:"
+    text = marked(body).text
+    assert "%wl_" not in text[text.index("mov.u32 %r3, 0;") : text.index("$next:")]
+
+
 def test_a_kernel_with_no_wait_has_its_begin_and_end() -> None:
     found = instrument(SMALL)
     assert names(found) == ["ptx:7"]
