@@ -24,13 +24,11 @@ from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Reco
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
 from warplens.instrument.straight import StraightRecorder
-from warplens.instrument.waits import is_idle, may_hang
+from warplens.instrument.waits import JUMPS, LEAVES, is_idle, may_hang
 from warplens.layout import Verb
 
 Piece = tuple[int, int, str]
 _NO_MARK: Final = 1  # a line that is the code of none
-_LEAVES: Final = frozenset({"ret", "exit"})
-_JUMPS: Final = frozenset({"bra", "brx", "ret", "exit", "trap"})
 _NUMBER: Final = re.compile(r",\s*-?\d\w*\Z")
 _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volatile.global", "ld.weak")
 
@@ -80,29 +78,6 @@ def moved_down(module: Module, pieces: list[Piece]) -> Iterator[Piece]:
             return f"{found[1]} {(here - int(found[2])) % layout.PTX_LINES if int(found[2]) else moved} 0"
 
         yield start, end, place.sub(filled, new) if new else new
-
-
-def stored_together(flow: Flow, plan: Plan) -> frozenset[int]:
-    """Which records of a kernel whose marks are each passed once are stored with the one behind them; 0 is its begin's.
-
-    Every other one, where a warp that comes to the one comes to the other: else the place of one that hangs in between
-    would not be told.
-    """
-    ends = [n for n, own in enumerate(flow.code) if own.name in _LEAVES and flow.block_of[n] in flow.reached]
-    last = flow.code[-1]
-    if last.name not in _JUMPS or last.predicate or flow.ends_at_label:
-        ends.append(len(flow.code))
-    places = [flow.blocks[0].start, *(mark.index + mark.behind for mark in plan.marks)]
-    blocks = [0, *(flow.block_of[mark.index] for mark in plan.marks)]
-    if len(ends) == 1:
-        places.append(ends[0])
-        blocks.append(flow.block_of[min(ends[0], len(flow.code) - 1)] if not flow.ends_at_label else -1)
-    pairs = enumerate(itertools.pairwise(zip(places, blocks, strict=True)))
-    return frozenset(
-        number
-        for number, ((begin, block), (end, other)) in pairs
-        if number % 2 == 0 and block == other and not any(map(may_hang, flow.code[begin:end]))
-    )
 
 
 @dataclass(frozen=True)
@@ -155,7 +130,7 @@ class Inserter:
         self._add(opened, self._recorder.open(code))
         if isinstance(self._recorder, StraightRecorder):
             self._rare += self._recorder.lost()
-        leaves = [n for n, own in enumerate(self._flow.code) if own.name in _LEAVES and self._is_reached(n)]
+        leaves = [n for n, own in enumerate(self._flow.code) if own.name in LEAVES and self._is_reached(n)]
         for number in leaves:
             self._stay(number)
         asks_by_turns = self._recorder.in_registers and not isinstance(self._recorder, StraightRecorder)
@@ -210,7 +185,7 @@ class Inserter:
             return self._begin_of_code(), self._begin_of_code()
         block = flow.blocks[0]
         first = min((m.index + m.behind for m in self._plan.marks if flow.block_of[m.index] == 0), default=block.stop)
-        last = next((n for n in range(block.start, min(first, block.stop)) if flow.code[n].name in _JUMPS), first)
+        last = next((n for n in range(block.start, min(first, block.stop)) if flow.code[n].name in JUMPS), first)
         opened = min(first, last, block.stop)
         if first >= opened and any(loop.header in block.after for loop in flow.loops):
             opened = self._ahead_of_numbers(block, opened)
@@ -323,13 +298,13 @@ class Inserter:
             behind < block.stop
             and not any(map(may_hang, self._flow.code[behind:stop]))
             and self._scopes.depth(last.statement) == 0
-            and not (last.predicate and last.name in _LEAVES)
+            and not (last.predicate and last.name in LEAVES)
         )
 
     def _end_of_block(self, block: Block) -> int:
         """The place in front of the jump that ends a block, or behind its last instruction."""
         last = self._flow.code[block.stop - 1]
-        return self._in_block(block, block.stop - 1 if last.name in _JUMPS else block.stop)
+        return self._in_block(block, block.stop - 1 if last.name in JUMPS else block.stop)
 
     def _run_straight(self, recorder: StraightRecorder, run: list[Mark]) -> None:
         for mark in run:
@@ -471,7 +446,7 @@ class Inserter:
         end = self._statements[last.statement].end
         if self._scopes.depth(last.statement) or self._flow.ends_at_label:
             end = self._statements[self._flow.function.last].start
-        if last.name not in _JUMPS or last.predicate or self._flow.ends_at_label:  # falls off the end, which is a ret
+        if last.name not in JUMPS or last.predicate or self._flow.ends_at_label:  # falls off the end, which is a ret
             self._add(end, [*self._recorder.end(self._next(False), False), "ret;"], END_CODE)
         self._add(end, self._rare)
 

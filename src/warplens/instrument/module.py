@@ -19,7 +19,7 @@ from warplens.errors import PtxError
 from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
 from warplens.instrument.frugal import FrugalRecorder
-from warplens.instrument.insert import Inserter, Piece, lines_of_files, moved_down, place_callees, stored_together
+from warplens.instrument.insert import Inserter, Piece, lines_of_files, moved_down, place_callees
 from warplens.instrument.local_state import LocalRecorder
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.rebalance import Asked
@@ -27,7 +27,7 @@ from warplens.instrument.recorder import Recorder
 from warplens.instrument.selection import Selection
 from warplens.instrument.shared_state import SHARED_STATE, SharedRecorder, declaration
 from warplens.instrument.sites import Plan, Planner
-from warplens.instrument.straight import MOST_STRAIGHT, StraightRecorder
+from warplens.instrument.straight import MOST_STRAIGHT, StraightRecorder, stored_together
 
 _ARCH: Final = re.compile(r"sm_([0-9]{1,4})(?![0-9])")
 _OF_HOST: Final = re.compile(rf"\.const\s+\.align\s+8\s+\.b8\s+([\w$]*{layout.DESCRIPTOR_SYMBOL})\[")

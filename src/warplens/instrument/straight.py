@@ -8,12 +8,16 @@ a second between two clocks) stands behind the kernel's last one, as does the bl
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Final
 
 from warplens import layout
+from warplens.instrument.flow import Flow
 from warplens.instrument.places import block, first_cursor, header_word, look_up, stored, thread
 from warplens.instrument.recorder import END_CODE, Recorder
+from warplens.instrument.sites import Plan
+from warplens.instrument.waits import JUMPS, LEAVES, may_hang
 from warplens.layout import ChunkFlag
 
 _SECTOR_WORDS: Final = 8
@@ -193,3 +197,26 @@ class StraightRecorder(Recorder):
             f"or.b32 {register}, %wl_r13, {first};",
             *(f"or.b32 {register}, {register}, {part};" for part in more),
         ]
+
+
+def stored_together(flow: Flow, plan: Plan) -> frozenset[int]:
+    """Which records of a kernel whose marks are each passed once are stored with the one behind them; 0 is its begin's.
+
+    Every other one, where a warp that comes to the one comes to the other: else the place of one that hangs in between
+    would not be told.
+    """
+    ends = [n for n, own in enumerate(flow.code) if own.name in LEAVES and flow.block_of[n] in flow.reached]
+    last = flow.code[-1]
+    if last.name not in JUMPS or last.predicate or flow.ends_at_label:
+        ends.append(len(flow.code))
+    places = [flow.blocks[0].start, *(mark.index + mark.behind for mark in plan.marks)]
+    blocks = [0, *(flow.block_of[mark.index] for mark in plan.marks)]
+    if len(ends) == 1:
+        places.append(ends[0])
+        blocks.append(flow.block_of[min(ends[0], len(flow.code) - 1)] if not flow.ends_at_label else -1)
+    pairs = enumerate(itertools.pairwise(zip(places, blocks, strict=True)))
+    return frozenset(
+        number
+        for number, ((begin, block), (end, other)) in pairs
+        if number % 2 == 0 and block == other and not any(map(may_hang, flow.code[begin:end]))
+    )

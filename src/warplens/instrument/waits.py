@@ -351,6 +351,10 @@ class Waits:
         return out
 
 
+LEAVES: Final = frozenset({"ret", "exit"})
+JUMPS: Final = LEAVES | {"bra", "brx", "trap"}
+
+
 def may_hang(own: Instruction) -> bool:
     """Whether an instruction may wait for ever, or lead to one that does: not for what hardware does for the thread."""
     if own.opcode.startswith(_WAITS_FOR_OWN):
