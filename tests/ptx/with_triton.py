@@ -75,7 +75,7 @@ def main() -> None:
             try:
                 if name == "marked":
                     with TritonCapture(quiet=True) as capture:
-                        capture._hooks._of_options = False  # this compiles past what has the key
+                        capture.door.hooks._of_options = False  # this compiles past what has the key
                         text = ptx(name, arch)
                 else:
                     text = ptx(name, arch)

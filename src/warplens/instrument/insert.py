@@ -12,7 +12,7 @@ import itertools
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from warplens import layout
@@ -23,7 +23,7 @@ from warplens.instrument.read import LINE, STATEMENT, UNKNOWN, Module
 from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
-from warplens.instrument.straight import StraightRecorder
+from warplens.instrument.straight import StraightRecorder, can_be_held
 from warplens.instrument.waits import JUMPS, LEAVES, is_idle, may_hang
 from warplens.layout import Verb
 
@@ -130,7 +130,11 @@ class Inserter:
         self._add(opened, self._recorder.open(code))
         if isinstance(self._recorder, StraightRecorder):
             self._rare += self._recorder.lost()
-        leaves = [n for n, own in enumerate(self._flow.code) if own.name in LEAVES and self._is_reached(n)]
+        leaves = [
+            n
+            for n, own in enumerate(self._flow.code)
+            if own.name in LEAVES and self._flow.block_of[n] in self._flow.reached
+        ]
         for number in leaves:
             self._stay(number)
         asks_by_turns = self._recorder.in_registers and not isinstance(self._recorder, StraightRecorder)
@@ -179,19 +183,34 @@ class Inserter:
         What was asked for takes as long as a load that misses all caches: it is asked for in front of the last load
         that the block begins with, so that both are waited for together. Behind it ptxas would put what the kernel does
         with what it has loaded in front of the question. A first block that a jump leads back to comes behind both.
+
+        The record of a straight kernel's first mark can wait for it with that of the begin.
         """
-        flow = self._flow
+        flow, recorder = self._flow, self._recorder
         if flow.blocks[0].before:
             return self._begin_of_code(), self._begin_of_code()
         block = flow.blocks[0]
-        first = min((m.index + m.behind for m in self._plan.marks if flow.block_of[m.index] == 0), default=block.stop)
-        last = next((n for n in range(block.start, min(first, block.stop)) if flow.code[n].name in JUMPS), first)
-        opened = min(first, last, block.stop)
+        jump = next((n for n in range(block.start, block.stop) if flow.code[n].name in JUMPS), block.stop)
+        marks = [mark for mark in self._plan.marks if flow.block_of[mark.index] == 0]
+        first = min((m.index + m.behind for m in marks), default=block.stop)
+        if isinstance(recorder, StraightRecorder) and marks and 0 in recorder.waiting and can_be_held(marks[0]):
+            second = min((m.index + m.behind for m in marks[1:]), default=block.stop)
+            second = next((n for n in range(first, min(second, block.stop)) if may_hang(flow.code[n])), second)
+            behind_first = self._scopes.outside(flow.code[marks[0].index].statement, marks[0].behind)
+            if self._open_at(block, min(second, jump)) > behind_first:
+                first, self._recorder = second, replace(recorder, holds_first=True)
+        opened = min(first, jump)
         if first >= opened and any(loop.header in block.after for loop in flow.loops):
             opened = self._ahead_of_numbers(block, opened)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
         ask = loads[-1] if loads else opened
         return self._open_at(block, min(ask, opened)), self._open_at(block, opened)
+
+    def _first_jump(self, block: Block, index: int) -> int:
+        """The first jump of the block in front of an instruction, or behind the block's last."""
+        return next(
+            (n for n in range(block.start, min(index, block.stop)) if self._flow.code[n].name in JUMPS), block.stop
+        )
 
     def _ahead_of_numbers(self, block: Block, index: int) -> int:
         """In front of the numbers that a loop behind the block begins with: ptxas (13.5) does not unroll a loop that
@@ -315,7 +334,8 @@ class Inserter:
             own = recorder.register_of(slot)
             waits, behind = slot in recorder.waiting, slot - 1 in recorder.waiting
             text += [*recorder.clock(own), *recorder.record("", code, own)]
-            text += recorder.group(slot, waits=waits, behind=behind)
+            if slot > 1 or not recorder.holds_first:
+                text += recorder.group(slot, waits=waits, behind=behind)
             self._add(self._scopes.outside(self._flow.code[mark.index].statement, mark.behind), text, code)
 
     def _turns(self) -> list[_Turn]:
@@ -409,9 +429,6 @@ class Inserter:
         self._rare += self._recorder.next(self._number, together, back, records)
         return self._number
 
-    def _is_reached(self, number: int) -> bool:
-        return self._flow.block_of[number] in self._flow.reached
-
     def _stay(self, number: int) -> None:
         """The label behind a ret or exit for who does not take it, in front of all else that comes there; within braces
         also what is rare at the warp's end."""
@@ -430,11 +447,9 @@ class Inserter:
         own = self._flow.code[number]
         together = not self._flow.is_in_part(number, False) and not own.predicate
         asked = self._asked.get(number)
-        if isinstance(self._recorder, StraightRecorder):
-            together = together and asked is None  # what is rare then stands within no braces
-            text = self._recorder.end(asked or self._next(together), together)
-        else:
-            text = self._recorder.end(asked or self._next(False), together)
+        straight = isinstance(self._recorder, StraightRecorder)
+        together = together and not (straight and asked)  # what is rare stands within no braces then
+        text = self._recorder.end(asked or self._next(straight and together), together)
         if own.predicate:
             sign = "" if own.negated else "!"
             text = [f"@{sign}{own.predicate} bra $wl_stay_{number};", *text]

@@ -16,9 +16,9 @@ from warplens import layout
 from warplens.instrument.flow import Flow
 from warplens.instrument.places import block, first_cursor, header_word, look_up, stored, thread
 from warplens.instrument.recorder import END_CODE, Recorder
-from warplens.instrument.sites import Plan
+from warplens.instrument.sites import Mark, Plan
 from warplens.instrument.waits import JUMPS, LEAVES, may_hang
-from warplens.layout import ChunkFlag
+from warplens.layout import ChunkFlag, Verb
 
 _SECTOR_WORDS: Final = 8
 MOST_STRAIGHT: Final = layout.BLOCK_RECORD_SLOTS - 2
@@ -28,11 +28,13 @@ MOST_STRAIGHT: Final = layout.BLOCK_RECORD_SLOTS - 2
 @dataclass(frozen=True)
 class StraightRecorder(Recorder):
     """As `Recorder`. `marks`: how many there are; `waiting`: the records that are stored with the one behind them;
-    `frugal`: what headers say of the block is read where it is needed."""
+    `frugal`: what headers say of the block is read where it is needed; `holds_first`: the first mark comes ahead of
+    `open`, which stores its record with that of the begin."""
 
     marks: int = 0
     waiting: frozenset[int] = frozenset()
     frugal: bool = False
+    holds_first: bool = False
 
     def begin(self) -> list[str]:
         """As there; how much a warp takes at once does not matter."""
@@ -83,7 +85,7 @@ class StraightRecorder(Recorder):
             f"@%wl_p3 st.global.cs.u32 [%wl_ad+{at}], %wl_gt;",
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.record("%wl_begin", code, 0),
-            *self.group(0, waits=0 in self.waiting),
+            *(self.group(1, behind=True) if self.holds_first else self.group(0, waits=0 in self.waiting)),
         ]
 
     def lost(self) -> list[str]:
@@ -197,6 +199,12 @@ class StraightRecorder(Recorder):
             f"or.b32 {register}, %wl_r13, {first};",
             *(f"or.b32 {register}, {register}, {part};" for part in more),
         ]
+
+
+def can_be_held(mark: Mark) -> bool:
+    """Whether a kernel's first mark can come ahead of where its memory is waited for: not in front of a wait, which
+    would then last as long."""
+    return mark.verb != Verb.WAIT and not mark.pins and not mark.settles
 
 
 def stored_together(flow: Flow, plan: Plan) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from warplens.capture.recording import Recording
 from warplens.decode.last import last_events
 from warplens.instrument import Selection, State, instrument
 from warplens.instrument.shared_state import SHARED_STATE
+from warplens.instrument.source import marker
 from warplens.trace import Trace
 
 DESCRIPTOR, CONTROL = 0x1000, layout.CONTROL_ALIGNMENT
@@ -309,6 +311,27 @@ def test_a_kernel_that_passes_each_mark_once_asks_for_no_space_on_its_way() -> N
     names = [done.trace.sites["name"][site] for site in done.trace.spans.sort("block", "warp", "sequence")["site"]]
     assert names == ["ptx:9", "ptx:10 wait barrier 0", "ptx:11 store", "ptx:12 wait barrier 1", "ptx:13"] * 4
     assert "no_end" not in kinds(done.trace)
+
+
+@pytest.mark.parametrize("behind", ["	ld.global.u32 %r2, [1024];\n", "	bar.sync 2;\n", ""])
+def test_a_mark_ahead_of_all_loads_does_not_wait_for_memory(behind: str) -> None:
+    """Its record goes out with that of the begin, when the chunk is there; each warp has all of them in their order."""
+    front = f"	{marker('phase', 'first')}\n{behind}"
+    text = STRAIGHT.replace("	bar.sync 0;\n", f"{front}	bar.sync 0;\n").format(threads=64)
+    marked = instrument(text).text
+    waited = marked.index("bra.uni $wl_lost")
+    if "ld.global" in behind:
+        assert marked.index("atom.global") < marked.index("ld.global.u32 %r2") < waited
+        assert marked.index("%clock;") < waited
+    assert waited < marked.index("bar.sync")
+    done = run(text, grid=2, turns=DESCRIPTOR + 64)
+    names = [done.trace.sites["name"][site] for site in done.trace.spans.sort("block", "warp", "sequence")["site"]]
+    assert len(names) % 4 == 0
+    assert names == names[: len(names) // 4] * 4
+    assert "first" in names[1]
+    assert not kinds(done.trace) & {"no_end", "gap", "unknown_site"}
+    lost = run(text, grid=2, depth=0, turns=DESCRIPTOR + 64)
+    assert (lost.lost_events, lost.lost_chunks, len(lost.chunks)) == (len(names), 4, 0)
 
 
 IN_REGISTERS = (State.REGISTERS, State.FEWER_REGISTERS)
