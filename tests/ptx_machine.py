@@ -7,6 +7,7 @@ other: nothing here needs them together.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -14,11 +15,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from warplens.instrument.flow import Flow
-from warplens.instrument.instruction import Instruction
 from warplens.instrument.read import read
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
-MAX_STEPS = 100_000
 LANES = (0, 1, 31)
 """Lanes of a warp that are run: one that writes, and some that do not."""
 
@@ -45,6 +44,8 @@ class Machine:
     """32-bit words of shared memory by block and address."""
     asks: int = 1
     """Of so many questions of a lane at an mbarrier one is answered with yes."""
+    most_steps: int = 100_000
+    """A lane that has run more instructions is held to run for ever."""
 
     def load(self, address: int) -> int:
         assert address % 4 == 0, hex(address)
@@ -84,7 +85,7 @@ class Machine:
 
         A lane's clock begins where its warp's did.
         """
-        flow = _flow(text, kernel)
+        program = _program(text, kernel)
         for block in range(grid):
             for warp in range(-(-threads // 32)):
                 begin, longest = self.clock, self.clock
@@ -92,17 +93,33 @@ class Machine:
                     self.clock = begin
                     special = {"%tid.x": thread, "%ctaid.x": block, "%ntid.x": threads, "%nctaid.x": grid}
                     special |= {"%smid": block % 132, "%gridid": grid_id, "%nctaid.y": 1, "%ntid.y": 1, "%nctaid.z": 1}
-                    _Lane(self, flow, special, arguments or {}).run()
+                    _Lane(self, program, special, arguments or {}).run()
                     longest = max(longest, self.clock)
                 self.clock = longest
 
 
 Action = Callable[["_Lane", list[str], list[str]], None]
+Step = tuple[Action, list[str], list[str]]
+"""What an instruction does, its operands, and its opcode's parts."""
+
+
+@dataclass
+class _Program:
+    """A kernel, with the steps of those of its instructions that were run, so that each is taken apart once."""
+
+    flow: Flow
+    steps: dict[int, Step] = field(default_factory=dict)
+
+    def step(self, at: int) -> Step:
+        if at not in self.steps:
+            own = self.flow.code[at]
+            self.steps[at] = _decoded(own.opcode, own.operands)
+        return self.steps[at]
 
 
 class _Lane:
-    def __init__(self, machine: Machine, flow: Flow, special: dict[str, int], arguments: dict[str, int]) -> None:
-        self.machine, self.flow, self.special, self.arguments = machine, flow, special, arguments
+    def __init__(self, machine: Machine, program: _Program, special: dict[str, int], arguments: dict[str, int]) -> None:
+        self.machine, self.program, self.special, self.arguments = machine, program, special, arguments
         self.registers: dict[str, int] = {}
         self.local: dict[int, int] = {}
         """32-bit words by address; one that was never stored is an error."""
@@ -110,34 +127,36 @@ class _Lane:
 
     def run(self) -> None:
         at = 0
-        for _ in range(MAX_STEPS):
-            if at >= len(self.flow.code):
+        machine, flow, thread = self.machine, self.program.flow, self.special["%tid.x"]
+        for _ in range(machine.most_steps):
+            if at >= len(flow.code):
                 return
-            own = self.flow.code[at]
-            self.machine.clock += self.machine.step
+            own = flow.code[at]
+            machine.clock += machine.step
             taken = not own.predicate or bool(self.value(own.predicate)) != own.negated
-            self.machine.executed(self.special["%tid.x"], at, taken)
+            machine.executed(thread, at, taken)
             if not taken:
                 at += 1
             elif own.name in ("ret", "exit"):
                 return
             elif own.name in ("bra", "brx"):
-                labels = self.flow._targets[at]
+                labels = flow._targets[at]
                 assert labels, own
                 chosen = self.value(own.operands.partition(",")[0]) if own.name == "brx" else 0
-                at = self.flow._labels[labels[chosen]][0]
+                at = flow._labels[labels[chosen]][0]
             else:
-                self.step(own)
+                action, parts, kind = self.program.step(at)
+                action(self, parts, kind)
                 at += 1
         raise AssertionError("the kernel does not end")
 
     def value(self, operand: str) -> int:
-        operand = operand.strip()
+        held = self.registers.get(operand)
+        if held is not None:
+            return held
         machine = self.machine
         if operand.startswith("!"):
             return int(not self.value(operand[1:]))
-        if operand in self.registers:
-            return self.registers[operand]
         number = _number(operand)
         if number is not None:
             return number
@@ -157,17 +176,13 @@ class _Lane:
         base, _, offset = operand.strip("[] ").partition("+")
         return self.value(base) + (int(offset) if offset else 0)
 
-    def step(self, own: Instruction) -> None:
-        action, parts, kind = _decoded(own.opcode, own.operands)
-        action(self, parts, kind)
-
     def write(self, register: str, value: int, kind: list[str]) -> None:
         wide = kind[-1] in ("u64", "b64", "s64") or "wide" in kind
-        self.registers[register.strip()] = value & (MASK64 if wide else MASK32)
+        self.registers[register] = value & (MASK64 if wide else MASK32)
 
 
 @lru_cache(maxsize=1 << 14)
-def _decoded(opcode: str, operands: str) -> tuple[Action, list[str], list[str]]:
+def _decoded(opcode: str, operands: str) -> Step:
     for name, action in ACTIONS.items():
         if opcode == name or opcode.startswith(name + "."):
             return action, _split(operands), opcode.split(".")
@@ -180,9 +195,9 @@ def _number(operand: str) -> int | None:
 
 
 @lru_cache(maxsize=16)
-def _flow(text: str, kernel: str | None) -> Flow:
+def _program(text: str, kernel: str | None) -> _Program:
     module = read(text)
-    return Flow(module, next(own for own in module.entries if kernel in (None, own.name)))
+    return _Program(Flow(module, next(own for own in module.entries if kernel in (None, own.name))))
 
 
 def _split(operands: str) -> list[str]:
@@ -246,16 +261,16 @@ def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
         lane.machine.store(address + 4 * number, lane.value(source))
 
 
+COMPARES = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+
+
 def _setp(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     one, other = lane.value(parts[1]), lane.value(parts[2])
     if kind[-1] == "s32":
         one, other = _signed(one & MASK32), _signed(other & MASK32)
     elif kind[-1] == "u32":
         one, other = one & MASK32, other & MASK32
-    found = {
-        "eq": one == other, "ne": one != other, "lt": one < other, "le": one <= other, "gt": one > other,
-        "ge": one >= other,
-    }[kind[1]]  # fmt: skip
+    found: bool = COMPARES[kind[1]](one, other)
     if len(parts) > 3:
         third = bool(lane.value(parts[3]))
         found = (found and third) if kind[2] == "and" else (found or third)
@@ -292,7 +307,7 @@ def _barrier(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 def _of(compute: Callable[..., int]) -> Callable[[_Lane, list[str], list[str]], None]:
     def run(lane: _Lane, parts: list[str], kind: list[str]) -> None:
-        lane.write(parts[0], compute(*(lane.value(part) for part in parts[1:])), kind)
+        lane.write(parts[0], compute(*map(lane.value, parts[1:])), kind)
 
     return run
 

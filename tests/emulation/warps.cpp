@@ -2,6 +2,7 @@
 // In (stdin): the number of cases; for each the arena, the launch, and a program a warp (read_case). Out: for each the
 // chunks handed out, the losses, and what must not happen: an access outside, a foreign chunk, lanes that wait forever,
 // and of a ring (WARPLENS_KEEP_NEWEST) a store into a chunk that is not open.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -36,9 +37,14 @@ struct Step {
   uint64_t clock;
 };
 
+constexpr size_t kStackBytes = 1 << 16;
+constexpr size_t kUsedBytes = 1 << 14;  // of a stack; to fill all of it took a third of a run
+
 struct Fiber {
-  ucontext_t context;
-  std::vector<char> stack = std::vector<char>(1 << 16);
+  ucontext_t begin;
+  jmp_buf place_of_rest;
+  bool begun;
+  std::vector<char> stack = std::vector<char>(kStackBytes);
   Wait waits;
   unsigned mask, value, source, result;
   std::pair<const void*, const void*> place;  // in the code, and its caller: lanes that are elsewhere do not join
@@ -48,7 +54,7 @@ struct Fiber {
 
 Fiber fibers[32];
 Fiber* running;
-ucontext_t scheduler;
+jmp_buf scheduler;
 std::vector<Step> program;
 unsigned warp;
 
@@ -84,11 +90,22 @@ uint64_t globaltimer() {
   return ns - ns % 32;
 }
 
+// By jumps: swapcontext asks the system for the mask of signals each time.
+void rest() {
+  if (_setjmp(running->place_of_rest) == 0) _longjmp(scheduler, 1);
+}
+void resume() {
+  if (_setjmp(scheduler) != 0) return;
+  if (running->begun) _longjmp(running->place_of_rest, 1);
+  running->begun = true;
+  setcontext(&running->begin);
+}
+
 unsigned operate(Wait kind, unsigned mask, unsigned value, unsigned source) {
   Fiber& self = *running;
   self.waits = kind, self.mask = mask, self.value = value, self.source = source;
   self.place = {__builtin_return_address(0), __builtin_return_address(1)};
-  swapcontext(&self.context, &scheduler);
+  rest();
   return self.result;
 }
 
@@ -243,7 +260,7 @@ __attribute__((noinline)) void run_steps() {
 void run_lane() {
   run_steps();
   running->waits = Wait::kEnded;
-  swapcontext(&running->context, &scheduler);
+  rest();
 }
 
 // Lanes whose operation can take place now: of one place, all that its mask names; for the active mask all or some.
@@ -266,12 +283,13 @@ void run_warp() {
   const unsigned threads = threads_of_block.x * threads_of_block.y * threads_of_block.z;
   for (unsigned i = 0; i < 32; ++i) {
     Fiber& fiber = fibers[i];
-    std::fill(fiber.stack.begin(), fiber.stack.end(), static_cast<char>(0xa5 + i));  // what is not set shows
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, run_lane, 0);
+    std::fill(fiber.stack.end() - kUsedBytes, fiber.stack.end(), static_cast<char>(0xa5 + i));  // what is not set shows
+    getcontext(&fiber.begin);
+    fiber.begin.uc_stack.ss_sp = fiber.stack.data();
+    fiber.begin.uc_stack.ss_size = fiber.stack.size();
+    fiber.begin.uc_link = nullptr;
+    makecontext(&fiber.begin, run_lane, 0);
+    fiber.begun = false;
     fiber.step = fiber.reads = 0;
     fiber.waits = warp * 32 + i < threads ? Wait::kNothing : Wait::kEnded;
   }
@@ -279,7 +297,7 @@ void run_warp() {
     for (Fiber& fiber : fibers) {
       if (fiber.waits != Wait::kNothing) continue;
       running = &fiber;
-      swapcontext(&scheduler, &fiber.context);
+      resume();
     }
     if (std::all_of(fibers, fibers + 32, [](const Fiber& f) { return f.waits == Wait::kEnded; })) return;
     const unsigned lanes = choose();

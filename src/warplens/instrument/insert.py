@@ -18,8 +18,9 @@ from typing import Final
 from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument.flow import Block, Flow, Loop, reach
+from warplens.instrument.marks_lines import Piece, as_lines, marks_file, own_place, own_place_from
 from warplens.instrument.places import any_lane
-from warplens.instrument.read import LINE, STATEMENT, UNKNOWN, Module
+from warplens.instrument.read import LINE, STATEMENT, UNKNOWN
 from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
@@ -27,57 +28,9 @@ from warplens.instrument.straight import StraightRecorder, can_be_held
 from warplens.instrument.waits import JUMPS, LEAVES, is_idle, may_hang
 from warplens.layout import Verb
 
-Piece = tuple[int, int, str]
 _NO_MARK: Final = 1  # a line that is the code of none
 _NUMBER: Final = re.compile(r",\s*-?\d\w*\Z")
 _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volatile.global", "ld.weak")
-
-
-def marks_file(module: Module) -> int:
-    """The number by which line information names what marks are made of; the next one is the PTX itself."""
-    return max(module.files, default=0) + 1
-
-
-def lines_of_files(module: Module) -> list[str]:
-    """What names both."""
-    number = marks_file(module)
-    return [f'.file {number} "{layout.MARKS_FILE}"', f'.file {number + 1} "{layout.PTX_FILE}"']
-
-
-def own_place(module: Module) -> str:
-    """Ends a piece in a function that has no lines: `moved_down` fills in the number."""
-    return f".loc {marks_file(module) + 1} 0 0"
-
-
-def _own_place_from(module: Module, start: int) -> str:
-    """In front of a statement that is moved up, and stood at `start`: as `own_place`, with that line in place of 0."""
-    return f".loc {marks_file(module) + 1} {module.line(start)} 0"
-
-
-def place_callees(module: Module) -> Iterator[Piece]:
-    """In a module without lines also functions that are called get theirs, else they had those of the last mark."""
-    if module.files:
-        return
-    for own in module.functions:
-        if not own.is_entry and own.first < own.last:
-            start = module.statements[own.first].start
-            yield start, start, _lines([own_place(module)])
-
-
-def moved_down(module: Module, pieces: list[Piece]) -> Iterator[Piece]:
-    """The pieces in the order of the text; where one ends with `own_place`, by how many lines what follows moves."""
-    place = re.compile(rf"(\.loc {marks_file(module) + 1}) (\d+) 0")
-    moved = line = at = 0
-    for start, end, new in sorted(pieces, key=lambda piece: piece[:2]):  # as `splice` has it
-        line += module.text.count("\n", at, start)
-        at, first = start, line + moved + 1
-        moved += new.count("\n") - module.text.count("\n", start, end)
-
-        def filled(found: re.Match[str], first: int = first, moved: int = moved) -> str:
-            here = first + found.string.count("\n", 0, found.end()) + 1  # of what follows
-            return f"{found[1]} {(here - int(found[2])) % layout.PTX_LINES if int(found[2]) else moved} 0"
-
-        yield start, end, place.sub(filled, new) if new else new
 
 
 @dataclass(frozen=True)
@@ -121,7 +74,7 @@ class Inserter:
         """Raises PtxError where a mark cannot be placed."""
         self._move()
         body = self._statements[self._flow.function.first - 1].end
-        self.pieces.append((body, body, _lines(self._recorder.declarations())))
+        self.pieces.append((body, body, as_lines(self._recorder.declarations())))
         begin = self._begin_of_code()
         code = 1 << layout.CODE_SITE_SHIFT | Verb.PHASE << layout.CODE_VERB_SHIFT
         self._add(begin, self._recorder.begin(), code)
@@ -162,11 +115,11 @@ class Inserter:
             own = self._flow.module.source(statement)
             lines = [own]
             if not self._places:
-                lines = [_own_place_from(self._flow.module, start), *lines, own_place(self._flow.module)]
+                lines = [own_place_from(self._flow.module, start), *lines, own_place(self._flow.module)]
             elif self._place(start) != self._place(at):
                 lines = [*self._chain(start), *lines, self._place(at)]
             # Its lines stay, empty: where what follows it stands is told by the place of the mark before.
-            self.pieces += [(at, at, _lines(lines)), (start, end, "\n" * own.count("\n"))]
+            self.pieces += [(at, at, as_lines(lines)), (start, end, "\n" * own.count("\n"))]
 
     def _begin_of_code(self) -> int:
         """In front of the first label or instruction, behind declarations."""
@@ -470,7 +423,7 @@ class Inserter:
         if lines:
             behind = self._place(at) if self._places else own_place(self._flow.module)
             lines = [f".loc {self._file} {layout.MARKS_LINES + code} 0", *lines, behind]
-        self.pieces.append((at, at, _lines(lines)))
+        self.pieces.append((at, at, as_lines(lines)))
 
     def _chain(self, at: int) -> list[str]:
         """The `.loc` that holds at a place in the text, behind those that it says it was inlined at: ptxas wants each
@@ -496,7 +449,3 @@ class Inserter:
         module, index = self._flow.module, self._said[number][0]
         own = module.source(index)
         return own if own == module.bare(index) else " ".join(module.bare(index).split())
-
-
-def _lines(lines: list[str]) -> str:
-    return "".join(f"\n\t{line}" for line in lines) + "\n\t" if lines else ""

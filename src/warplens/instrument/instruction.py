@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 Place = tuple[int, int, int]
@@ -19,7 +20,7 @@ _ROUND_MARKS: Final = re.compile(r" ?([^\w\s$%]) ?")
 _CALLED: Final = re.compile(r"(?:\([^()]*\)\s*,\s*)?([\w$%.]+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Instruction:
     """`statement`: its index in the module. `name`: the opcode up to its first dot. `place`: where the innermost `.loc`
     before it stands, in the kernel."""
@@ -32,14 +33,14 @@ class Instruction:
     operands: str
     place: Place
 
-    @property
+    @cached_property
     def targets(self) -> tuple[str, ...]:
         """Registers that it writes."""
         if self._writes_none:
             return ()
         return tuple(_registers(self.written))
 
-    @property
+    @cached_property
     def sources(self) -> tuple[str, ...]:
         """Registers, symbols and special registers that it reads, its predicate among them; `%tid` for `%tid.x`."""
         named = _registers(self.operands if self._writes_none else self.operands[len(self.written) :])

@@ -50,13 +50,13 @@ class Lanes:
 
     def __init__(self, flow: Flow, *, to_the_end: bool = False) -> None:
         self._flow, self._to_the_end = flow, to_the_end
+        self._sources = [self._scoped(number, own.sources) for number, own in enumerate(flow.code)]
+        self._targets = [self._scoped(number, own.targets) for number, own in enumerate(flow.code)]
         self._threads = self._thread_numbers() if flow.one_dimensional() else {}
         self._parameters = frozenset(re.findall(r"[\w$%]+", flow.module.bare(flow.function.head)))
         self._users: dict[str, list[int]] = {}
-        self._sources = []
-        for number, own in enumerate(flow.code):
-            self._sources.append([flow.scoped(number, source) for source in own.sources])
-            for source in self._sources[-1]:
+        for number, sources in enumerate(self._sources):
+            for source in sources:
                 self._users.setdefault(source, []).append(number)
         self._differing: set[str] = set()
         self._steps = 0
@@ -78,9 +78,9 @@ class Lanes:
         """Registers that hold the number of the thread, or of the thread in a group of whole warps, and how much more
         than it: `(tid & 127) + 31`. None but those that are set once."""
         set_by: dict[str, list[int]] = {}
-        for number, own in enumerate(self._flow.code):
-            for name in own.targets:
-                set_by.setdefault(self._flow.scoped(number, name), []).append(number)
+        for number, targets in enumerate(self._targets):
+            for name in targets:
+                set_by.setdefault(name, []).append(number)
         found: dict[str, int] = {}
         for register, numbers in set_by.items():  # in the order of the text, as they are made of each other
             more = self._more(numbers[0], found) if len(numbers) == 1 else None
@@ -91,7 +91,7 @@ class Lanes:
     def _more(self, number: int, found: dict[str, int]) -> int | None:
         """How much more than a thread's number an instruction gives; None for another value."""
         own = self._flow.code[number]
-        parts = [self._flow.scoped(number, part.strip()) for part in own.operands.split(",")]
+        parts = self._operands(number)
         before = 0 if parts[-1] == "%tid.x" else found.get(parts[1]) if len(parts) > 1 else None
         if before is None or own.predicate:
             return None
@@ -110,14 +110,12 @@ class Lanes:
         block_of = self._flow.block_of
         while pending:
             number = pending.pop()
-            own = self._flow.code[number]
-            if block_of[number] not in self.apart and not self._differs(number, own):
+            new = [name for name in self._targets[number] if name not in self._differing]
+            if not new or (block_of[number] not in self.apart and not self._differs(number, self._flow.code[number])):
                 continue
-            for name in own.targets:
-                target = self._flow.scoped(number, name)
-                if target not in self._differing:
-                    self._differing.add(target)
-                    pending += self._users.get(target, ())
+            self._differing.update(new)
+            for name in new:
+                pending += self._users.get(name, ())
 
     def _differs(self, number: int, own: Instruction) -> bool:
         """Whether lanes that come to this instruction together get different results."""
@@ -126,25 +124,30 @@ class Lanes:
             return True  # lanes keep what they had
         if name in _SAME:
             return False
-        parts = [self._flow.scoped(number, part.strip()) for part in own.operands.split(",")]
         if name in _AMONG:
-            return not self.is_same(parts[-1])
+            return not self.is_same(self._operands(number)[-1])
         if name == "shfl":  # shfl.sync.idx d, a, lane, clamp, mask
+            parts = self._operands(number)
             return not (".idx" in own.opcode and len(parts) > 3 and self.is_same(parts[2]) and self._is_whole(parts[3]))
         if name not in _KEEPS or own.opcode.startswith("ld.local"):
             return True
-        named = [source for source in self._sources[number] if source[:1] != "%"]
-        if own.opcode.startswith("ld.param") and named:  # by its name: else of what a call gave back
-            return not any(source in self._parameters for source in named)
-        if self._threads and self._drops_the_lane(own, parts):
-            return False
-        return any(
-            source in self._differing or source in _DIFFER or source.startswith(_BY_LANE)
-            for source in self._sources[number]
-        )
+        sources = self._sources[number]
+        if own.opcode.startswith("ld.param"):  # by its name: else of what a call gave back
+            named = [source for source in sources if source[:1] != "%"]
+            if named:
+                return self._parameters.isdisjoint(named)
+        apart = any(name in self._differing or name in _DIFFER or name.startswith(_BY_LANE) for name in sources)
+        return apart and not self._drops_the_lane(number, own)
 
-    def _drops_the_lane(self, own: Instruction, parts: list[str]) -> bool:
+    def _operands(self, number: int) -> list[str]:
+        return self._scoped(number, [part.strip() for part in self._flow.code[number].operands.split(",")])
+
+    def _scoped(self, number: int, names: Iterable[str]) -> list[str]:
+        return [self._flow.scoped(number, name) for name in names]
+
+    def _drops_the_lane(self, number: int, own: Instruction) -> bool:
         """Whether it makes of the thread's number something that a warp has once."""
+        parts = self._operands(number) if self._threads else []
         if len(parts) < 3 or parts[1] not in self._threads:
             return False
         value, more = integer(parts[2]), self._threads[parts[1]]
@@ -161,8 +164,8 @@ class Lanes:
 
     def _is_whole(self, clamp: str) -> bool:
         """Whether a shuffle's fourth operand makes one segment of the warp: else each of its segments has a lane 0."""
-        code, scoped = self._flow.code, self._flow.scoped
-        made = [own.operands for n, own in enumerate(code) if any(scoped(n, name) == clamp for name in own.targets)]
+        code, targets = self._flow.code, self._targets
+        made = [own.operands for own, names in zip(code, targets, strict=True) if clamp in names]
         value = integer(made[0].rpartition(",")[2].strip() if len(made) == 1 else clamp)
         return value is not None and value >> 8 & 31 == 0
 

@@ -19,8 +19,9 @@ from warplens.errors import PtxError
 from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
 from warplens.instrument.frugal import FrugalRecorder
-from warplens.instrument.insert import Inserter, Piece, lines_of_files, moved_down, place_callees
+from warplens.instrument.insert import Inserter
 from warplens.instrument.local_state import LocalRecorder
+from warplens.instrument.marks_lines import Piece, lines_of_files, moved_down, place_callees
 from warplens.instrument.read import STATEMENT, Function, Module, integer, read, splice, without_remarks
 from warplens.instrument.rebalance import Asked
 from warplens.instrument.recorder import Recorder

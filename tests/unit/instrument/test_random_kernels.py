@@ -214,14 +214,14 @@ def test_no_record_waits_for_another_where_a_warp_may_hang(text: str, selection:
         found = instrument(text, selection, state=state)
     except PtxError:
         return  # nothing is left to be marked
-    machine = Holding({}, flow=ptx_machine._flow(found.text, None))
+    machine = Holding({}, flow=ptx_machine._program(found.text, None).flow)
     run(text, turns=4, machine=machine, state=state, selection=selection)
 
 
 @pytest.mark.parametrize("name", ["ask and work", "ask among others in braces"])
 def test_nor_where_each_mark_is_passed_once(name: str) -> None:
     text, selection = kernel(["nothing", name], 1, again=False), Selection("all", sites="barrier|store|arrive")
-    machine = Holding({}, flow=ptx_machine._flow(instrument(text, selection).text, None))
+    machine = Holding({}, flow=ptx_machine._program(instrument(text, selection).text, None).flow)
     run(text, machine=machine, selection=selection)
 
 
