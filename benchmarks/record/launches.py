@@ -3,7 +3,8 @@
 `launches.py COUNT EVENTS PAUSE HOW`: EVENTS a launch; PAUSE in us behind each, in which the thread does as HOW says:
 `sleep`; `spin`, busy and with Python's lock given up again and again, as one that calls numpy or torch is; `hold`, busy
 in Python code that keeps the lock, so that the thread which reads records has to wait for it. The memory is the GPU's
-own, so that nothing is copied. Out: a line of JSON.
+own, so that nothing is copied. Two kernels take turns, `marked` and `other`: where the one alone is recorded, what that
+costs is told by one process, for processes differ by more. Out: a line of JSON, of `other` in the key `other`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from warplens.capture import driver
 
 SOURCE = """#include <warplens/warplens.cuh>
 WARPLENS_SITES(steps, step);
-template <bool kTrace> __global__ void marked(float* p, int turns) {
+template <bool kTrace> __global__ void NAME(float* p, int turns) {
   warplens::Recorder<steps, kTrace> rec;
   float v = p[threadIdx.x];
   for (int i = 0; i < turns; ++i) {
@@ -46,20 +47,27 @@ def main() -> None:
     """Launch and measure; the first tenth is not counted."""
     count, events, pause_us = (int(text) for text in sys.argv[1:4])
     how = sys.argv[4] if len(sys.argv) > 4 else "sleep"
-    kernel = warplens.Kernel(SOURCE, "marked<true>")
+    kernels = {name: warplens.Kernel(SOURCE.replace("NAME", name), f"{name}<true>") for name in ("marked", "other")}
     memory = driver.DeviceMemory(4 * BLOCKS * THREADS)
     driver.call("cuMemsetD8", memory.address, 0, memory.size_bytes)
     pointer, turns = np.uint64(memory.address), np.int32(events // (BLOCKS * THREADS // 32))
-    took_us = []
+    took_us: dict[str, list[float]] = {name: [] for name in kernels}
     for _ in range(count):
-        begin_ns = time.perf_counter_ns()
-        kernel.launch(BLOCKS, THREADS, pointer, turns)
-        took_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
-        if pause_us:
-            pause(pause_us / 1e6, how)
+        for name, kernel in kernels.items():
+            begin_ns = time.perf_counter_ns()
+            kernel.launch(BLOCKS, THREADS, pointer, turns)
+            took_us[name].append((time.perf_counter_ns() - begin_ns) / 1e3)
+            if pause_us:
+                pause(pause_us / 1e6, how)
     driver.call("cuCtxSynchronize")
-    p50_us, p90_us = (round(float(value), 3) for value in np.percentile(took_us[count // 10 :], [50, 90]))
-    print(json.dumps({"launches": count, "p50_us": p50_us, "p90_us": p90_us, "max_us": round(max(took_us), 1)}))
+    figures = {name: figures_of(own[count // 10 :]) for name, own in took_us.items()}
+    print(json.dumps({"launches": count, **figures["marked"], "other": figures["other"]}))
+
+
+def figures_of(took_us: list[float]) -> dict[str, float]:
+    """Median, 90th percentile and most."""
+    p50_us, p90_us = (round(float(value), 3) for value in np.percentile(took_us, [50, 90]))
+    return {"p50_us": p50_us, "p90_us": p90_us, "max_us": round(max(took_us), 1)}
 
 
 if __name__ == "__main__":

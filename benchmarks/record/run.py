@@ -1,6 +1,7 @@
 """Measures on a GPU what `warplens record` costs a program: host time a launch, memory, the program's own time.
 
-In: nvcc and a GPU. Out: JSON, by default on stdout. `python benchmarks/record/run.py -o F`.
+In: nvcc and a GPU. Out: JSON, by default on stdout. `python benchmarks/record/run.py -o F`. What a recorded launch of
+`warplens.Kernel` costs is the difference to one between that is not recorded, in the same process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ import warplens
 
 HERE = Path(__file__).parent
 ROUNDS = 5
-KERNEL = {"sleep": "warplens.Kernel", "spin": "spin, warplens.Kernel", "hold": "hold, warplens.Kernel"}
+KERNEL = {
+    "sleep": "warplens.Kernel",
+    "spin": "spin, warplens.Kernel",
+    "hold": "hold, warplens.Kernel",
+    "": "in a tight loop, warplens.Kernel",
+}
 """How launches.py passes the time between launches, and what the figures of that are called."""
 
 
@@ -86,10 +92,12 @@ def measure(folder: Path, done: Callable[[dict[str, Any]], None]) -> None:
         options = ("--launch-count", count, "--rounds", "0")
         add(f"1000 launches of 10^5 events, {count} recorded", recorded([with_header, *large], *options))
     for how, name in [*KERNEL.items()] * 3:
-        of_kernel = [sys.executable, str(HERE / "launches.py"), "200", "10000", "3000", how]
+        of_kernel = [sys.executable, str(HERE / "launches.py"), "200", "10000", *(["3000", how] if how else ["0"])]
         add(name, of_kernel)
         add(f"{name}, does not match", recorded(of_kernel, "-k", "^nothing$"))
-        add(f"{name}, recorded", recorded(of_kernel, "--launch-count", "200", "--rounds", "0"))
+        if how:
+            options = ("-k", "^marked", "--launch-count", "200", "--rounds", "0")
+            add(f"{name}, recorded", recorded(of_kernel, *options))
 
 
 def reached(found: dict[str, Any]) -> dict[str, float]:
@@ -104,13 +112,16 @@ def reached(found: dict[str, Any]) -> dict[str, float]:
         for of in ("recorded", "recorded or timed"):
             compared[f"{of}_launch_us, {how}"] = f"{how}, {of}", f"{how}, {header}", "p50_us"
     for name in KERNEL.values():
-        for key, of in (("unrecorded", "does not match"), ("recorded", "recorded")):
-            compared[f"{key}_launch_us, {name}"] = f"{name}, {of}", name, "p50_us"
+        compared[f"unrecorded_launch_us, {name}"] = f"{name}, does not match", name, "p50_us"
     out = {}
     for what, (one, other, key) in compared.items():
         if one in found and other in found:
             first, second = (median(entry[key] for entry in found[name]) for name in (one, other))
             out[what] = first - second
+    for name in KERNEL.values():
+        beyond = [entry["p50_us"] - entry["other"]["p50_us"] for entry in found.get(f"{name}, recorded", [])]
+        if beyond:
+            out[f"recorded_launch_us, {name}"] = median(beyond)
     for count in (100, 1000):
         for entry in found.get(f"1000 launches of 10^5 events, {count} recorded", []):
             out[f"resident_bytes_{count}_recorded"] = entry["resident_bytes"]
