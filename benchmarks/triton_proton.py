@@ -48,7 +48,8 @@ RESAMPLES = 10_000
 
 @dataclass
 class Compared:
-    """A case, the records that its scopes make in a warp, its warps, and the selection that makes about as many.
+    """A case, the records that its scopes make in a warp, its warps, a selection of waits that makes about as many, and
+    the scopes, a regular expression.
 
     `records`: of one launch, where its warps do not make as many each.
     """
@@ -57,6 +58,7 @@ class Compared:
     records_a_warp: int
     warps: int
     chosen: Selection
+    scopes: str
     warps_a_block: int = 8
     records: int = 0
 
@@ -74,7 +76,7 @@ def matmul_case(size: int, depth: int) -> Compared:
         return kernels.matmul[grid](a, b, c, size, size, depth, **blocks)
 
     case = Case(f"matmul {size} x {size} x {depth}", launch, c)
-    return Compared(case, 4 * depth // 64, 8 * math.prod(grid), Selection(sites=r"wait (cp\.async|wgmma)"))
+    return Compared(case, 4 * depth // 64, 8 * math.prod(grid), Selection(sites=r"wait (cp\.async|wgmma)"), "load|dot")
 
 
 def rms_norm_case(rows: int, width: int) -> Compared:
@@ -84,7 +86,8 @@ def rms_norm_case(rows: int, width: int) -> Compared:
     def launch() -> Any:
         return kernels.rms_norm[(rows,)](x, y, w, width, 1e-6, BLOCK=triton.next_power_of_2(width), num_warps=8)
 
-    return Compared(Case(f"RMSNorm {rows} x {width}", launch, y), 8, 8 * rows, Selection("all"))
+    scopes = "load|reduce|weight|store"
+    return Compared(Case(f"RMSNorm {rows} x {width}", launch, y), 8, 8 * rows, Selection(sites="wait"), scopes)
 
 
 def layer_norm_case(rows: int, width: int) -> Compared:
@@ -94,7 +97,8 @@ def layer_norm_case(rows: int, width: int) -> Compared:
     def launch() -> Any:
         return kernels.layer_norm[(rows,)](x, y, w, b, width, 1e-5, BLOCK=width, num_warps=8)
 
-    return Compared(Case(f"layer norm {rows} x {width}", launch, y), 10, 8 * rows, Selection(sites="wait"))
+    scopes = "load|mean|variance|weight|store"
+    return Compared(Case(f"layer norm {rows} x {width}", launch, y), 10, 8 * rows, Selection(sites="wait"), scopes)
 
 
 def attention_case(heads: int, length: int) -> Compared:
@@ -107,7 +111,8 @@ def attention_case(heads: int, length: int) -> Compared:
 
     case = Case(f"attention {heads} x {length}", launch, out)
     chosen = Selection(sites=r"wait (cp\.async|wgmma)")
-    return Compared(case, 6 * length // 64, 4 * heads * length // 128, chosen, warps_a_block=4)
+    scopes = "scores|softmax|values"
+    return Compared(case, 6 * length // 64, 4 * heads * length // 128, chosen, scopes, warps_a_block=4)
 
 
 def matmul_tma_case(size: int) -> Compared:
@@ -124,7 +129,7 @@ def matmul_tma_case(size: int) -> Compared:
     case = Case(f"persistent TMA matmul {size}", launch, c)
     records = 4 * size // 64 * tiles * 4
     chosen = Selection(sites=r"wait (mbarrier|wgmma)")
-    return Compared(case, records // (4 * programs), 4 * programs, chosen, warps_a_block=4, records=records)
+    return Compared(case, records // (4 * programs), 4 * programs, chosen, "load|dot", warps_a_block=4, records=records)
 
 
 CASES: dict[str, Callable[[], Compared]] = {
@@ -241,7 +246,8 @@ def prepare(compared: Compared, folder: Path) -> list[Variant]:
     room = triton.next_power_of_2(8 * compared.warps_a_block * compared.records_a_warp)  # 8 bytes a record
     modes = {"proton": "default", "proton, room for all": f"default:buffer_size={room}"}
     made = [attempt(name, proton_variant, compared, name, mode, folder) for name, mode in modes.items()]
-    for name, selection in (("warplens, waits", Selection()), ("warplens, chosen sites", compared.chosen)):
+    ours = {"waits": Selection(), "chosen sites": compared.chosen, "scopes": Selection(sites=f"^({compared.scopes})$")}
+    for name, selection in ((f"warplens, {what}", selection) for what, selection in ours.items()):
         made.append(attempt(name, warplens_variant, compared, name, selection, folder))
     for variant in filter(None, made):
         case.out.zero_()
