@@ -137,33 +137,28 @@ class Inserter:
         that the block begins with, so that both are waited for together. Behind it ptxas would put what the kernel does
         with what it has loaded in front of the question. A first block that a jump leads back to comes behind both.
 
-        The record of a straight kernel's first mark can wait for it with that of the begin.
+        The record of a straight kernel's first mark can wait for it with that of the begin. All comes ahead of what may
+        hang: the begin is told then, and what the kernel waits for anyway hides the wait for memory.
         """
         flow, recorder = self._flow, self._recorder
         if flow.blocks[0].before:
             return self._begin_of_code(), self._begin_of_code()
         block = flow.blocks[0]
-        jump = next((n for n in range(block.start, block.stop) if flow.code[n].name in JUMPS), block.stop)
+        leaves = (n for n in range(block.start, block.stop) if flow.code[n].name in JUMPS or may_hang(flow.code[n]))
+        left = next(leaves, block.stop)
         marks = [mark for mark in self._plan.marks if flow.block_of[mark.index] == 0]
         first = min((m.index + m.behind for m in marks), default=block.stop)
         if isinstance(recorder, StraightRecorder) and marks and 0 in recorder.waiting and can_be_held(marks[0]):
             second = min((m.index + m.behind for m in marks[1:]), default=block.stop)
-            second = next((n for n in range(first, min(second, block.stop)) if may_hang(flow.code[n])), second)
             behind_first = self._scopes.outside(flow.code[marks[0].index].statement, marks[0].behind)
-            if self._open_at(block, min(second, jump)) > behind_first:
+            if self._open_at(block, min(second, left)) > behind_first:
                 first, self._recorder = second, replace(recorder, holds_first=True)
-        opened = min(first, jump)
+        opened = min(first, left)
         if first >= opened and any(loop.header in block.after for loop in flow.loops):
             opened = self._ahead_of_numbers(block, opened)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
         ask = loads[-1] if loads else opened
         return self._open_at(block, min(ask, opened)), self._open_at(block, opened)
-
-    def _first_jump(self, block: Block, index: int) -> int:
-        """The first jump of the block in front of an instruction, or behind the block's last."""
-        return next(
-            (n for n in range(block.start, min(index, block.stop)) if self._flow.code[n].name in JUMPS), block.stop
-        )
 
     def _ahead_of_numbers(self, block: Block, index: int) -> int:
         """In front of the numbers that a loop behind the block begins with: ptxas (13.5) does not unroll a loop that

@@ -333,6 +333,12 @@ def test_a_mark_ahead_of_all_loads_does_not_wait_for_memory(behind: str) -> None
     assert (lost.lost_events, lost.lost_chunks, len(lost.chunks)) == (len(names), 4, 0)
 
 
+def test_a_kernel_without_marks_is_open_ahead_of_its_first_barrier() -> None:
+    """What is asked for takes registers until then, and what the kernel waits for anyway hides the answer."""
+    text = instrument(STRAIGHT.format(threads=64), Selection(sites="no such site")).text
+    assert text.index("bra.uni $wl_lost") < text.index("bar.sync 0")
+
+
 IN_REGISTERS = (State.REGISTERS, State.FEWER_REGISTERS)
 """States with which nothing is asked at the marks of a kernel that passes each once."""
 HANGS = {
