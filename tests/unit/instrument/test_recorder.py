@@ -176,7 +176,7 @@ def test_records_that_go_out_by_twos_are_all_there_in_their_order(
     front: str, depth: int, slab: int, turns: int
 ) -> None:
     text = EVEN.replace("$again:\n", f"{front}$again:\n").format(threads=64)
-    assert "st.global.cs.v2.u32" in instrument(text, Selection("all")).text
+    assert "{%wl_k0, %wl_k1}" in instrument(text, Selection("all")).text
     done = run(text, turns=turns, depth=depth, slab=slab)
     single = run(text, turns=turns, depth=64, state=State.LOCAL)
     for warp in range(2):
