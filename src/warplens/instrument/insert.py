@@ -143,27 +143,27 @@ class Inserter:
         if flow.blocks[0].before:
             return self._begin_of_code(), self._begin_of_code()
         block = flow.blocks[0]
-        jump = next((n for n in range(block.start, block.stop) if flow.code[n].name in JUMPS), block.stop)
         marks = [mark for mark in self._plan.marks if flow.block_of[mark.index] == 0]
-        first = min((m.index + m.behind for m in marks), default=block.stop)
+        opened = self._opened(block, min((m.index + m.behind for m in marks), default=block.stop))
         if isinstance(recorder, StraightRecorder) and marks and 0 in recorder.waiting and can_be_held(marks[0]):
+            first = marks[0].index + marks[0].behind
             second = min((m.index + m.behind for m in marks[1:]), default=block.stop)
             second = next((n for n in range(first, min(second, block.stop)) if may_hang(flow.code[n])), second)
+            later = self._opened(block, second)
             behind_first = self._scopes.outside(flow.code[marks[0].index].statement, marks[0].behind)
-            if self._open_at(block, min(second, jump)) > behind_first:
-                first, self._recorder = second, replace(recorder, holds_first=True)
-        opened = min(first, jump)
-        if first >= opened and any(loop.header in block.after for loop in flow.loops):
-            opened = self._ahead_of_numbers(block, opened)
+            if self._open_at(block, later) > behind_first:
+                opened, self._recorder = later, replace(recorder, holds_first=True)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
         ask = loads[-1] if loads else opened
         return self._open_at(block, min(ask, opened)), self._open_at(block, opened)
 
-    def _first_jump(self, block: Block, index: int) -> int:
-        """The first jump of the block in front of an instruction, or behind the block's last."""
-        return next(
-            (n for n in range(block.start, min(index, block.stop)) if self._flow.code[n].name in JUMPS), block.stop
-        )
+    def _opened(self, block: Block, index: int) -> int:
+        """In front of which instruction of the first block to use memory that something in front of `index` needs."""
+        code = self._flow.code
+        jump = next((n for n in range(block.start, block.stop) if code[n].name in JUMPS), block.stop)
+        opened = min(index, jump)
+        leads_to_loop = any(loop.header in block.after for loop in self._flow.loops)
+        return self._ahead_of_numbers(block, opened) if leads_to_loop else opened
 
     def _ahead_of_numbers(self, block: Block, index: int) -> int:
         """In front of the numbers that a loop behind the block begins with: ptxas (13.5) does not unroll a loop that
