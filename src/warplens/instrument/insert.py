@@ -144,18 +144,19 @@ class Inserter:
             return self._begin_of_code(), self._begin_of_code()
         block = flow.blocks[0]
         marks = [mark for mark in self._plan.marks if flow.block_of[mark.index] == 0]
-        opened = self._opened(block, min((m.index + m.behind for m in marks), default=block.stop))
+        places = [self._scopes.outside(flow.code[own.index].statement, own.behind) for own in marks]
+        behind = [own.index + own.behind for own in marks]
+        opened = self._opened(block, min(behind, default=block.stop))
         if isinstance(recorder, StraightRecorder) and marks and 0 in recorder.waiting and can_be_held(marks[0]):
-            first = marks[0].index + marks[0].behind
-            second = min((m.index + m.behind for m in marks[1:]), default=block.stop)
-            second = next((n for n in range(first, min(second, block.stop)) if may_hang(flow.code[n])), second)
+            second = min(behind[1:], default=block.stop)
+            second = next((n for n in range(behind[0], min(second, block.stop)) if may_hang(flow.code[n])), second)
             later = self._opened(block, second)
-            behind_first = self._scopes.outside(flow.code[marks[0].index].statement, marks[0].behind)
-            if self._open_at(block, later) > behind_first:
-                opened, self._recorder = later, replace(recorder, holds_first=True)
+            if min([self._open_at(block, later), *places[1:]]) > places[0]:
+                opened, places, self._recorder = later, places[1:], replace(recorder, holds_first=True)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
         ask = loads[-1] if loads else opened
-        return self._open_at(block, min(ask, opened)), self._open_at(block, opened)
+        at = min([self._open_at(block, opened), *places])  # a mark behind an instruction comes ahead of the next one
+        return min(self._open_at(block, ask), at), at
 
     def _opened(self, block: Block, index: int) -> int:
         """In front of which instruction of the first block to use memory that something in front of `index` needs."""
@@ -279,11 +280,11 @@ class Inserter:
         return self._in_block(block, block.stop - 1 if last.name in JUMPS else block.stop)
 
     def _run_straight(self, recorder: StraightRecorder, run: list[Mark]) -> None:
-        for mark in run:
+        first = next(number for number, mark in enumerate(self._plan.marks, 1) if mark is run[0])  # others may equal it
+        for slot, mark in enumerate(run, first):
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             text = recorder.settle(not self._flow.is_in_part(mark.index, mark.behind)) if mark.settles else []
             text += recorder.pin(mark.pins) if mark.pins else []
-            slot = self._plan.marks.index(mark) + 1
             own = recorder.register_of(slot)
             waits, behind = slot in recorder.waiting, slot - 1 in recorder.waiting
             text += [*recorder.clock(own), *recorder.record("", code, own)]
