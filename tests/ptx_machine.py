@@ -231,7 +231,7 @@ def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     address = lane.address(parts[1])
     targets = _pair(parts[0]) if parts[0].startswith("{") else [parts[0]]
     if "shared" in kind:
-        block = lane.special["%ctaid.x"]
+        block = lane.special.get("block", lane.special["%ctaid.x"])
         for number, target in enumerate(targets):
             lane.write(target, lane.machine.shared.get((block, address + 4 * number), 0), kind)
         return
@@ -247,7 +247,9 @@ def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     address = lane.address(parts[0])
     if "shared" in kind:
-        lane.machine.store_shared(lane.special["%ctaid.x"], lane.special["%tid.x"], address, lane.value(parts[1]))
+        special = lane.special
+        block, thread = (special.get(name, special[own]) for name, own in (("block", "%ctaid.x"), ("thread", "%tid.x")))
+        lane.machine.store_shared(block, thread, address, lane.value(parts[1]))
         return
     if "local" in kind:
         lane.local[address] = lane.value(parts[1]) & MASK32
@@ -332,7 +334,7 @@ def _ask(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 def _elect(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     del kind
     _, _, predicate = parts[0].partition("|")
-    lane.registers[predicate] = int(lane.special["%tid.x"] % 32 == 0)
+    lane.registers[predicate] = int(lane.special.get("thread", lane.special["%tid.x"]) % 32 == 0)
 
 
 ACTIONS: dict[str, Action] = {

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
+from warplens.instrument.source import marker
+
 HEAD = """
 .version 8.0
 .target sm_90
@@ -57,6 +59,15 @@ ITEMS = {
     "ask among others in braces": BRACED.replace("INSIDE", "mov.u32 %own, 1;\n" + ASKS),
     "ask in braces": BRACED.replace("INSIDE", ASKS),
     "some lanes end": "	setp.gt.u32 %p4, %r7, 20;\n	@%p4 ret;",
+    "lanes apart": "	setp.gt.u32 %p4, %r7, 8;\n	@%p4 bra $l{n};\n" + WORK + "\n$l{n}:",
+    "warps leave": "	setp.gt.u32 %p4, %r6, 31;\n	@%p4 exit;",
+    "own copies": "	cp.async.wait_all;",
+    "own copies and work": "	cp.async.wait_all;\n" + WORK,
+    "load": "	ld.global.u32 %r5, [out+128];",
+    "numbers": "	mov.u32 %r5, 0;\n	mov.u32 %r4, 7;",
+    "phase of the source": marker("phase", "own"),
+    "ranges of the source": f"{marker('range_push', 'outer')}\n{marker('range_push', 'inner')}",
+    "their ends": f"{marker('range_pop', 'inner')}\n{marker('range_pop', 'outer')}",
     "many barriers": "\n".join(f"	bar.sync {number};\n{WORK}" for number in range(6)),
 }
 LEAVES = ("continue", "continue at the latch", "break", "ret", "ret in braces", "to the end", "exit in a block")

@@ -218,6 +218,12 @@ class Flow:
         labels = [self._find(name.strip(), self._scopes[number]) for name in names]
         return None if None in labels else [label for label in labels if label is not None]
 
+    @cached_property
+    def led_to(self) -> list[int]:
+        """Where in the text the labels stand that a branch leads to, but not those that tell of lines or tables."""
+        labels = {label for own in self._targets.values() for label in own or ()}
+        return sorted(self.module.statements[self._labels[label][2]].start for label in labels)
+
     @property
     def unknown_branch(self) -> Instruction | None:
         """A branch whose targets cannot be told; None when all can."""

@@ -144,21 +144,26 @@ class Inserter:
         if flow.blocks[0].before:
             return self._begin_of_code(), self._begin_of_code()
         block = flow.blocks[0]
-        leaves = (n for n in range(block.start, block.stop) if flow.code[n].name in JUMPS or may_hang(flow.code[n]))
-        left = next(leaves, block.stop)
         marks = [mark for mark in self._plan.marks if flow.block_of[mark.index] == 0]
-        first = min((m.index + m.behind for m in marks), default=block.stop)
+        places = [self._scopes.outside(flow.code[own.index].statement, own.behind) for own in marks]
+        behind = [own.index + own.behind for own in marks]
+        opened = self._opened(block, min(behind, default=block.stop))
         if isinstance(recorder, StraightRecorder) and marks and 0 in recorder.waiting and can_be_held(marks[0]):
-            second = min((m.index + m.behind for m in marks[1:]), default=block.stop)
-            behind_first = self._scopes.outside(flow.code[marks[0].index].statement, marks[0].behind)
-            if self._open_at(block, min(second, left)) > behind_first:
-                first, self._recorder = second, replace(recorder, holds_first=True)
-        opened = min(first, left)
-        if first >= opened and any(loop.header in block.after for loop in flow.loops):
-            opened = self._ahead_of_numbers(block, opened)
+            later = self._opened(block, min(behind[1:], default=block.stop))
+            if min([self._open_at(block, later), *places[1:]]) > places[0]:
+                opened, places, self._recorder = later, places[1:], replace(recorder, holds_first=True)
         loads = [n for n in range(block.start, opened) if flow.code[n].opcode.startswith(_LOADS)]
         ask = loads[-1] if loads else opened
-        return self._open_at(block, min(ask, opened)), self._open_at(block, opened)
+        at = min([self._open_at(block, opened), *places])  # a mark behind an instruction comes ahead of the next one
+        return min(self._open_at(block, ask), at), at
+
+    def _opened(self, block: Block, index: int) -> int:
+        """In front of which instruction of the first block to use memory that something in front of `index` needs."""
+        code = self._flow.code
+        leaves = (n for n in range(block.start, block.stop) if code[n].name in JUMPS or may_hang(code[n]))
+        opened = min(index, next(leaves, block.stop))
+        leads_to_loop = any(loop.header in block.after for loop in self._flow.loops)
+        return self._ahead_of_numbers(block, opened) if leads_to_loop else opened
 
     def _ahead_of_numbers(self, block: Block, index: int) -> int:
         """In front of the numbers that a loop behind the block begins with: ptxas (13.5) does not unroll a loop that
@@ -274,11 +279,11 @@ class Inserter:
         return self._in_block(block, block.stop - 1 if last.name in JUMPS else block.stop)
 
     def _run_straight(self, recorder: StraightRecorder, run: list[Mark]) -> None:
-        for mark in run:
+        first = next(number for number, mark in enumerate(self._plan.marks, 1) if mark is run[0])  # others may equal it
+        for slot, mark in enumerate(run, first):
             code = mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
             text = recorder.settle(not self._flow.is_in_part(mark.index, mark.behind)) if mark.settles else []
             text += recorder.pin(mark.pins) if mark.pins else []
-            slot = self._plan.marks.index(mark) + 1
             own = recorder.register_of(slot)
             waits, behind = slot in recorder.waiting, slot - 1 in recorder.waiting
             text += [*recorder.clock(own), *recorder.record("", code, own)]

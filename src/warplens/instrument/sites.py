@@ -278,6 +278,9 @@ class Planner:
         if not self._is_outside(own.index, own.behind):
             self._leave_out(f"marks {own.name!r} not marked: they stand within braces")
             return
+        if own.is_alone:
+            self._leave_out(f"marks {own.name!r} not marked: they stand between two labels, without an instruction")
+            return
         if self._flow.is_apart(own.index, own.behind):
             self._leave_out(f"marks {own.name!r} not marked: only some lanes of a warp come there")
             return

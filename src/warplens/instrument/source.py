@@ -14,7 +14,7 @@ from typing import Final
 
 from warplens.instrument.flow import Flow
 from warplens.instrument.instruction import Place
-from warplens.instrument.read import LABEL, LINE, file_name
+from warplens.instrument.read import LINE, file_name
 from warplens.instrument.waits import notable
 
 VERBS: Final = ("phase", "mark", "range_push", "range_pop")
@@ -30,7 +30,8 @@ def marker(verb: str, name: str) -> str:
 @dataclass(frozen=True)
 class SourceMark:
     """A mark in front of instruction `index`, or behind it. `verb`: one of VERBS; `line`: of the source, (0, 0, 0) for
-    none; `at`: its place in the text."""
+    none; `at`: its place in the text. `is_alone`: branches lead to a label in front of it and to one behind it,
+    with no instruction between, so that neither place is its own."""
 
     index: int
     behind: bool
@@ -38,6 +39,7 @@ class SourceMark:
     name: str
     line: Place
     at: int
+    is_alone: bool = False
 
 
 def source_marks(flow: Flow) -> list[SourceMark]:
@@ -48,16 +50,19 @@ def source_marks(flow: Flow) -> list[SourceMark]:
     if not found or not flow.code:
         return []
     starts = [module.statements[own.statement].start for own in flow.code]
-    labels = [start for kind, start, _ in module.statements[flow.function.first : flow.function.last] if kind == LABEL]
+    labels = flow.led_to
     places = list(_places(flow))
     out = []
     for own in found:
         index = bisect_left(starts, own.start())
         next_label = bisect_left(labels, own.start())
-        behind = index == len(starts) or (next_label < len(labels) and labels[next_label] < starts[index] and index > 0)
+        stop = starts[index] if index < len(starts) else len(module.text)
+        is_behind = next_label < len(labels) and labels[next_label] < stop
+        is_alone = is_behind and next_label > 0 and (index == 0 or labels[next_label - 1] > starts[index - 1])
+        behind = index == len(starts) or (is_behind and index > 0)
         place = places[bisect_left(places, (own.start(), (0, 0, 0))) - 1][1] if places else (0, 0, 0)
         name = bytes.fromhex(own[2]).decode("utf-8", "replace") if len(own[2]) % 2 == 0 else own[2]
-        out.append(SourceMark(index - behind, behind, own[1], name, place, own.start()))
+        out.append(SourceMark(index - behind, behind, own[1], name, place, own.start(), is_alone))
     return out
 
 

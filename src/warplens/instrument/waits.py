@@ -359,9 +359,13 @@ def may_hang(own: Instruction) -> bool:
     """Whether an instruction may wait for ever, or lead to one that does: not for what hardware does for the thread."""
     if own.opcode.startswith(_WAITS_FOR_OWN):
         return False
+    if own.opcode.startswith(_TAKES_FROM_OTHERS):
+        return True
     return own.name in ("bar", "barrier", "call", "nanosleep") or "wait" in own.opcode
 
 
+_TAKES_FROM_OTHERS: Final = ("setmaxnreg.inc", "tcgen05.alloc")
+"""They end when other warps have given back registers, or tensor memory."""
 _WAITS_FOR_OWN: Final = ("cp.async.wait", "cp.async.bulk.wait", "wgmma.wait_group", "tcgen05.wait")
 
 

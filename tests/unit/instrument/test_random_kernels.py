@@ -88,11 +88,11 @@ class Holding(Guarded):
             assert self.held == 0 or own.opcode.startswith("mbarrier.arrive"), f"at {own.opcode} {own.operands}"
 
 
-def expected(text: str, turns: int, asks: int = 1) -> dict[int, list[int]]:
+def expected(text: str, turns: int, asks: int = 1, state: State = State.REGISTERS) -> dict[int, list[int]]:
     """Codes of the marks that each warp passes."""
     module = read(text)
     flow = Flow(module, module.entries[0])
-    plan = Planner(flow, Selection("all")).plan()
+    plan = Planner(flow, Selection("all"), hoists=state in (State.REGISTERS, State.FEWER_REGISTERS)).plan()
     machine = Watched({"full": 64, "empty": 72, "out": 1024}, asks=asks)
     machine.run(text, grid=1, threads=64, grid_id=5, arguments={"n": turns})
     first = 1 << layout.CODE_SITE_SHIFT | layout.Verb.PHASE << layout.CODE_VERB_SHIFT
@@ -101,7 +101,7 @@ def expected(text: str, turns: int, asks: int = 1) -> dict[int, list[int]]:
         codes = [first]
         for at, taken in passed:
             for behind in (False, True):
-                jumps = behind and taken and flow.code[at].name in ("bra", "ret", "exit")
+                jumps = behind and taken and flow.code[at].name in ("bra", "brx", "ret", "exit")
                 here = [mark for mark in plan.marks if (mark.index, mark.behind) == (at, behind) and not jumps]
                 codes += [
                     mark.site << layout.CODE_SITE_SHIFT | mark.verb << layout.CODE_VERB_SHIFT
@@ -196,7 +196,7 @@ def check_records(
 ) -> None:
     machine = Guarded({}, others=others, asks=asks)
     done = run(text, turns=turns, slab=slab, depth=400, machine=machine, state=state)
-    assert recorded(done.chunks, code_bits(done)) == expected(text, turns, asks)
+    assert recorded(done.chunks, code_bits(done)) == expected(text, turns, asks, state)
     assert done.lost_events == 0
     bad = {"gap", "no_end", "foreign_chunk", "unknown_record", "duplicate_chunk", "clock_disagrees", "time_goes_back"}
     assert not bad & kinds(done.trace)
@@ -245,7 +245,7 @@ def test_without_space_the_first_records_of_a_warp_are_there_and_the_rest_are_co
     done = run(text, turns=turns, slab=slab, depth=depth, machine=machine, state=state)
     found = recorded(done.chunks, code_bits(done))
     lost = 0
-    for warp, codes in expected(text, turns, asks).items():
+    for warp, codes in expected(text, turns, asks, state).items():
         own = found.get(warp, [])
         assert own == codes[: len(own)]
         lost += max(len(codes) - 1 - len(own), 0)  # a warp's end is not counted

@@ -418,3 +418,20 @@ def test_a_blocks_begin_and_end_are_told_by_its_first_warp() -> None:
     done = run(LOOP.format(threads=64), grid=2, turns=11)
     assert len(done.trace.blocks) == 2
     assert all(row["start_ns"] is not None and row["end_ns"] > row["start_ns"] for row in done.trace.blocks.to_dicts())
+
+
+@pytest.mark.parametrize(
+    ("taking", "goes_alone"),
+    [
+        ("setmaxnreg.inc.sync.aligned.u32 232;", True),
+        ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 128;", True),
+        ("setmaxnreg.dec.sync.aligned.u32 24;", False),
+    ],
+)
+def test_a_record_is_stored_in_front_of_what_waits_for_other_warps_to_give_something_back(
+    taking: str, goes_alone: bool
+) -> None:
+    text = STRAIGHT.replace("	bar.sync 1;", f"	{taking}\n	bar.sync 1;").format(threads=64)
+    before, _, behind = instrument(text, Selection("all")).text.partition(taking)
+    assert ("@%wl_w st.global.cs.u32 [%wl_ad+32], %wl_k0;" in before) == goes_alone
+    assert ("@%wl_w st.global.cs.v2.u32 [%wl_ad+32], {%wl_k0, %wl_k1};" in behind) != goes_alone

@@ -134,3 +134,23 @@ def test_a_kernel_of_specialised_warps_waits_for_barriers_in_both_roles(corpus: 
         waits = {site["resource"] for site in kernel.site_set["sites"] if site["kind"] == "wait"}
         assert len({own for own in waits if own.startswith("mbarrier")}) == 2
         assert "wgmma" in waits
+
+
+def test_labels_that_no_branch_leads_to_part_no_mark_from_its_block() -> None:
+    """LLVM puts `$L__tmp7` wherever the line changes: behind a loop's label the mark is passed each turn."""
+    text = recorder.LOOP.format(threads=32)
+    for at in ("$again:\n{}\n$L__tmp3:\n", "$again:\n$L__tmp2:\n{}\n", "$L__tmp1:\n$again:\n{}\n$L__tmp4:\n"):
+        done = recorder.run(text.replace("$again:\n", at.format(marker("phase", "turn"))), threads=32, turns=5)
+        names = done.trace.sites["name"].to_list()
+        assert done.trace.spans["site"].to_list().count(names.index("turn")) == 5
+
+
+def test_a_mark_with_no_instruction_of_its_own_is_left_out_and_told() -> None:
+    """In front of the one label come those of the other branch, behind the other one those of both."""
+    mark = marker("phase", "otherwise")
+    branches = f"	@%p1 bra $L1;\n	mov.u32 %r1, 1;\n	bra.uni $L2;\n$L1:\n{mark}\n$L2:\n"
+    found, left_out = sites(HEAD + branches + TAIL)
+    assert len(found) == 1
+    assert left_out == ["1 marks 'otherwise' not marked: they stand between two labels, without an instruction"]
+    found, left_out = sites(HEAD + branches.replace("$L2:\n", "	mov.u32 %r1, 2;\n$L2:\n") + TAIL)
+    assert (len(found), left_out) == (2, [])
