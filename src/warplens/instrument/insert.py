@@ -222,6 +222,7 @@ class Inserter:
         turn = self._turn_of.get(id(run[0]))
         in_turn = turn.records[id(run[0])] if turn is not None else 0  # marks of the turn in front of the run
         held: list[tuple[int, int]] = []  # records that are not stored yet, two at most: register and place of each
+        to_make: list[str] = []  # what makes records of their clocks
         for slot, mark in enumerate(run):
             together = not flow.is_in_part(mark.index, mark.behind)
             text = recorder.settle(together) if mark.settles else []
@@ -238,22 +239,27 @@ class Inserter:
             else:
                 text += recorder.clock(own)
             text += any_lane(mark.guard, mark.negated) if mark.guard else []
-            text += recorder.record("%wl_now" if asks or early else "", code, own)
+            made = recorder.record("%wl_now" if asks or early else "", code, own)
             is_second = turn is not None and turn.is_even and (in_turn + slot) % 2 == 1
             if held and not (is_second and len(held) == 1):
-                text += recorder.put(held)
-                held = []
+                text += [*to_make, *recorder.put(held)]
+                held, to_make = [], []
             held.append((own, slot))
+            if asks or early:
+                text += made
+            else:
+                to_make += made
             begins_pair = turn is not None and turn.is_even and not is_second
             waits = self._can_wait(mark, in_front_of_wait=begins_pair)
-            if not waits or (mark is run[-1] and not (is_last and turn is None)):
-                text += recorder.put(held, guard)
-                held = []
+            if not waits or (mark is run[-1] and not (is_last and (turn is None or block == turn.latch))):
+                text += [*to_make, *recorder.put(held, guard)]
+                held, to_make = [], []
             if mark is run[-1] and not held:
                 text += recorder.advance(len(run), guard)
             self._add(self._scopes.outside(flow.code[mark.index].statement, mark.behind), text, code)
         if held:
-            self._add(self._end_of_block(flow.blocks[block]), [*recorder.put(held), *recorder.advance(len(run))])
+            text = [*to_make, *recorder.put(held), *recorder.advance(len(run))]
+            self._add(self._end_of_block(flow.blocks[block]), text)
 
     def _can_wait(self, mark: Mark, *, in_front_of_wait: bool) -> bool:
         """Whether a mark's record is stored behind the next clock, where the kernel is about to wait anyway.
