@@ -245,9 +245,9 @@ class Inserter:
                 text += [*to_make, *recorder.put(held)]
                 held, to_make = [], []
             held.append((own, slot))
-            if asks or early:
+            if asks or early or turn is None:
                 text += made
-            else:
+            else:  # behind the wait that the kernel comes to next, or the copies that it issues
                 to_make += made
             begins_pair = turn is not None and turn.is_even and not is_second
             waits = self._can_wait(mark, in_front_of_wait=begins_pair)
