@@ -22,9 +22,10 @@ using Row = cutlass::layout::RowMajor;
 using Column = cutlass::layout::ColumnMajor;
 using Half = cutlass::half_t;
 
-using Epilogue = cutlass::epilogue::collective::CollectiveBuilder<
-    Arch, cutlass::arch::OpClassTensorOp, Tile, Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float, float,
-    void, Row, 8, Half, Row, 8, Store>::CollectiveOp;
+using Epilogue =
+    cutlass::epilogue::collective::CollectiveBuilder<Arch, cutlass::arch::OpClassTensorOp, Tile, Cluster,
+                                                     cutlass::epilogue::collective::EpilogueTileAuto, float, float,
+                                                     void, Row, 8, Half, Row, 8, Store>::CollectiveOp;
 using Mainloop = cutlass::gemm::collective::CollectiveBuilder<
     Arch, cutlass::arch::OpClassTensorOp, Half, Row, 8, Half, Column, 8, float, Tile, Cluster,
     cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>,
