@@ -110,15 +110,7 @@ class Recorder:
     def ask(self) -> list[str]:
         """Whether this warp is recorded (layout.choice says how that is told), and then a slab for it."""
         return [
-            *thread("%wl_r0", flat=self.flat),
-            *block("%wl_block"),
-            "mul.lo.u32 %wl_r2, %wl_block, %wl_c1;",
-            "shf.r.wrap.b32 %wl_r2, %wl_r2, %wl_r2, %wl_c3;",
-            "setp.le.u32 %wl_p0, %wl_r2, %wl_c2;",
-            "shr.u32 %wl_left, %wl_r0, 5;",
-            "shr.u32 %wl_r3, %wl_c0, %wl_left;",
-            "and.b32 %wl_r3, %wl_r3, 1;",
-            "setp.ne.and.u32 %wl_p0, %wl_r3, 0, %wl_p0;",
+            *self._is_chosen(),
             *with_sm(),
             "mov.u64 %wl_q3, %gridid;",
             "cvt.u32.u64 %wl_grid, %wl_q3;",
@@ -131,6 +123,20 @@ class Recorder:
             "mov.u32 %wl_index, 0xffffffff;",
             f"@%wl_w or.b32 %wl_left, %wl_left, {_NO_SPACE};",
             f"@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
+        ]
+
+    def _is_chosen(self) -> list[str]:
+        """`%wl_p0`: whether block and warp are, by their numbers in %wl_block and %wl_left; the thread's in %wl_r0."""
+        return [
+            *thread("%wl_r0", flat=self.flat),
+            *block("%wl_block"),
+            "mul.lo.u32 %wl_r2, %wl_block, %wl_c1;",
+            "shf.r.wrap.b32 %wl_r2, %wl_r2, %wl_r2, %wl_c3;",
+            "setp.le.u32 %wl_p0, %wl_r2, %wl_c2;",
+            "shr.u32 %wl_left, %wl_r0, 5;",
+            "shr.u32 %wl_r3, %wl_c0, %wl_left;",
+            "and.b32 %wl_r3, %wl_r3, 1;",
+            "setp.ne.and.u32 %wl_p0, %wl_r3, 0, %wl_p0;",
         ]
 
     def open(self, code: int) -> list[str]:

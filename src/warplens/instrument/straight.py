@@ -2,8 +2,9 @@
 
 In: as `Recorder`. Out: lines of PTX that write the same records. Each record's place is known, so that there is nothing
 to ask at a mark, and of the state `%wl_ad`, the chunk, `%wl_w` and `%wl_ep` alone. Such kernels are short, and what all
-of their warps do at begin and end is most of what marks cost them: it has few instructions, and what is rare (no space,
-a second between two clocks) stands behind the kernel's last one, as does the block record of all warps but the first.
+of their warps do at begin and end is most of what marks cost them: it has few instructions, what is rare (no space,
+more time than records tell) stands behind the kernel's last one, and all warps but a block's first go round the block
+record.
 """
 
 from __future__ import annotations
@@ -43,15 +44,7 @@ class StraightRecorder(Recorder):
     def ask(self) -> list[str]:
         """Whether this warp is recorded, and then a chunk for it."""
         return [
-            *thread("%wl_r0", flat=self.flat),
-            *block("%wl_block"),
-            "mul.lo.u32 %wl_r2, %wl_block, %wl_c1;",
-            "shf.r.wrap.b32 %wl_r2, %wl_r2, %wl_r2, %wl_c3;",
-            "setp.le.u32 %wl_p0, %wl_r2, %wl_c2;",
-            "shr.u32 %wl_left, %wl_r0, 5;",
-            "shr.u32 %wl_r3, %wl_c0, %wl_left;",
-            "and.b32 %wl_r3, %wl_r3, 1;",
-            "setp.ne.and.u32 %wl_p0, %wl_r3, 0, %wl_p0;",
+            *self._is_chosen(),
             *(look_up() if self.listed else []),
             "and.b32 %wl_r4, %wl_r0, 31;",
             "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
