@@ -37,6 +37,7 @@ from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture
 from warplens.instrument import Mode, Selection, State
 from warplens.instrument.recorder import Recorder
+from warplens.instrument.staged import StagedRecorder
 from warplens.instrument.straight import StraightRecorder
 from warplens.trace import Trace
 
@@ -116,6 +117,7 @@ CASES: dict[str, Callable[[], Case]] = {
 BUILDS: dict[str, PythonOptions] = {
     "coarse": PythonOptions(selection=Selection("coarse"), capacity_bytes=1 << 30),
     "waits": PythonOptions(capacity_bytes=1 << 30),
+    "waits, at once": PythonOptions(capacity_bytes=1 << 30, staged=False),
     "all": PythonOptions(selection=Selection("all"), capacity_bytes=1 << 30),
     # Selections that take every site too, and so mark alike, but are kept apart in Triton's caches.
     "waits, large slabs": PythonOptions(selection=Selection(sites="(?:)"), capacity_bytes=1 << 30, slab_chunks=64),
@@ -123,7 +125,7 @@ BUILDS: dict[str, PythonOptions] = {
     "waits, unsettled": PythonOptions(selection=Selection(sites="(?:)*"), capacity_bytes=1 << 30),
     "waits, arithmetic in place": PythonOptions(selection=Selection(sites="(?:)(?:)*"), capacity_bytes=1 << 30),
     "waits, no record stored": PythonOptions(selection=Selection(sites="(?:)*(?:)"), capacity_bytes=1 << 30),
-    "waits, nothing stored": PythonOptions(selection=Selection(sites="(?:)*(?:)?"), capacity_bytes=1 << 30),
+    "waits, nothing stored": PythonOptions(selection=Selection(sites="(?:)*(?:)?"), capacity_bytes=1 << 30, staged=False),
     "waits, fewer registers": PythonOptions(selection=Selection(sites="(?:)(?:)(?:)"), capacity_bytes=1 << 30),
     "waits, state in shared memory": PythonOptions(selection=Selection(sites="(?:)(?:)"), capacity_bytes=1 << 30),
     "waits, state in local memory": PythonOptions(selection=Selection(sites="(?:)(?:)?"), capacity_bytes=1 << 30),
@@ -137,7 +139,7 @@ LEFT_OUT = {
     "no record stored": ("put", "group"),
     "nothing stored": ("put", "group", "open", "next", "end"),
 }
-RECORDERS = (Recorder, StraightRecorder)
+RECORDERS = (Recorder, StraightRecorder, StagedRecorder)
 STATES = {
     State.FEWER_REGISTERS: "fewer registers",
     State.SHARED: "state in shared memory",
@@ -164,7 +166,7 @@ def without(parts: Sequence[str], run: Callable[[], Any]) -> Any:
     before = {(kind, name): vars(kind)[name] for kind in RECORDERS for name in parts if name in vars(kind)}
 
     def silent(made: Callable[..., list[str]]) -> Callable[..., list[str]]:
-        return lambda *own, **named: [line for line in made(*own, **named) if " st.global" not in line]
+        return lambda *own, **named: [line for line in made(*own, **named) if " st." not in line]
 
     for (kind, name), made in before.items():
         setattr(kind, name, silent(made))

@@ -212,6 +212,10 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value >> 31 & 1 else value
 
 
+def _of_32(value: int) -> int:
+    return _signed(value & MASK32)
+
+
 def _mov(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     if parts[0].startswith("{"):
         low, high = _pair(parts[0])
@@ -249,7 +253,8 @@ def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     if "shared" in kind:
         special = lane.special
         block, thread = (special.get(name, special[own]) for name, own in (("block", "%ctaid.x"), ("thread", "%tid.x")))
-        lane.machine.store_shared(block, thread, address, lane.value(parts[1]))
+        for number, source in enumerate(_pair(parts[1])):
+            lane.machine.store_shared(block, thread, address + 4 * number, lane.value(source))
         return
     if "local" in kind:
         lane.local[address] = lane.value(parts[1]) & MASK32
@@ -357,6 +362,8 @@ ACTIONS: dict[str, Action] = {
     "or": _of(lambda a, b: a | b),
     "not": _of(lambda a: a ^ 1),
     "neg": _of(lambda a: -a),
+    "min.s32": _of(lambda a, b: min(a, b, key=_of_32)),
+    "max.s32": _of(lambda a, b: max(a, b, key=_of_32)),
     "min": _of(min),
     "max": _of(max),
     "selp": _of(lambda a, b, p: a if p else b),

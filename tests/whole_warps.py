@@ -1,4 +1,4 @@
-"""Runs PTX as whole warps: all lanes of each, which wait for each other at votes, in blocks and grids of any shape.
+"""Runs PTX as whole warps: all lanes of each, which wait for each other at votes and barriers of the warp, in blocks and grids of any shape.
 
 In: a module's text, a launch shape. Out: memory, as tests/ptx_machine.py says, and what each lane passed. A vote of all
 lanes fails where one of them has come to another vote: those that have ended are not waited for.
@@ -19,7 +19,7 @@ FULL = "0xffffffff"
 
 
 class _Member(_Lane):
-    """A lane of a warp: `steps` stops in front of each vote, which `voted` then answers."""
+    """A lane of a warp: `steps` stops in front of each vote, which `voted` then answers, and each barrier of the warp."""
 
     voted = 0
 
@@ -43,6 +43,9 @@ class _Member(_Lane):
                 assert labels is not None, own
                 chosen = self.value(own.operands.partition(",")[0]) if own.name == "brx" else 0
                 at = flow._labels[labels[chosen]][0]
+            elif own.opcode == "bar.warp.sync":
+                yield at, own.operands.endswith(FULL)
+                at += 1
             elif own.name == "vote":
                 yield at, own.operands.endswith(FULL)
                 self.registers[own.operands.partition(",")[0].strip()] = self.voted
@@ -54,7 +57,9 @@ class _Member(_Lane):
         raise AssertionError("the kernel does not end")
 
     def vote(self, at: int) -> int:
-        return int(bool(self.value(self.program.flow.code[at].operands.split(",")[1].strip())))
+        """What it says; nothing at a barrier of the warp."""
+        own = self.program.flow.code[at]
+        return int(own.name == "vote" and bool(self.value(own.operands.split(",")[1].strip())))
 
 
 @dataclass
@@ -132,7 +137,7 @@ class Warps(Machine):
 
 
 def _special(block: int, thread: int, grid: Shape, threads: Shape, grid_id: int) -> dict[str, int]:
-    out = {"thread": thread, "%smid": block % 132, "%gridid": grid_id, "block": block}
+    out = {"thread": thread, "%laneid": thread % 32, "%smid": block % 132, "%gridid": grid_id, "block": block}
     for name, number, shape in (("tid", thread, threads), ("ctaid", block, grid)):
         for axis, size in zip("xyz", shape, strict=True):
             out |= {f"%{name}.{axis}": number % size, f"%n{name}.{axis}": size}

@@ -31,6 +31,10 @@ _COMPLAINED_OF: Final = ("setmaxnreg", "wgmma")
 IGNORED: Final = ("C7507", "C7508")
 """What ptxas says where it ignores every `setmaxnreg`."""
 IN_MEMORY: Final = {State.SHARED: "state in shared memory", State.LOCAL: "state in local memory"}
+STAGED: Final = "records in shared memory"
+_SPARE: Final = 32
+"""Registers to spare with which a loop's records have some of their own: those of a matmul with 17 ran 2 points slower
+so, and those of an attention with 60 ran 4 points faster (benchmarks/results/triton_marks_staged.json)."""
 FRUGAL: Final = "a recorder with fewer registers"
 _IN_PLACE: Final = "arithmetic left behind waits"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
@@ -219,8 +223,10 @@ def fewer_and_fewer(wanted: Selection) -> list[tuple[str, Selection]]:
 class Ways:
     """What can be tried with each choice of marks.
 
-    `most`: the registers that its threads may take, where it takes a limit; `shared`: the recorder's state can be in
-    shared memory, else it is in local memory; `moves`: what its roles can ask for in place of what they ask for.
+    `most`: the registers that its threads may take, where it takes a limit; `staged`: records can wait in shared
+    memory, which is tried first, for it costs least; `shared`: the recorder's state can be in shared memory, else it is
+    in local memory; `moves`: what its roles can ask for in place of what they ask for; `spare`: registers that it can
+    have more than when clean.
     `untried`: what is not tried, and why, a line each. `hoisted`: with the marks asked for arithmetic goes ahead of
     waits, which can take registers.
     """
@@ -230,11 +236,17 @@ class Ways:
     moves: Sequence[Mapping[int, int]] = ()
     untried: tuple[str, ...] = ()
     hoisted: bool = False
+    staged: bool = False
+    spare: int = 255
 
     def modes(self, what: str, selection: Selection) -> Iterator[tuple[str, Mode]]:
         """In the order to try, by their names."""
         limit = f", {self.most} registers at most" if self.most else ""
         fewer = State.FEWER_REGISTERS
+        if self.staged and selection.level in ("waits", "all"):  # others are in no loop
+            lean = f"{what}, {STAGED}, {FRUGAL}{limit}", Mode(selection, self.most, State.STAGED_FEWER)
+            usual = f"{what}, {STAGED}", Mode(selection, state=State.STAGED)
+            yield from (lean, usual) if self.spare < _SPARE else (usual, lean)
         yield what, Mode(selection)
         yield f"{what}, {FRUGAL}{limit}", Mode(selection, self.most, fewer)
         if self.most:

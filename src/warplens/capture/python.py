@@ -77,7 +77,8 @@ class PythonOptions:
       launches with one of these grids alone.
     - each_config: record what Triton's autotuner tries, too, and not the configuration alone that it chose.
     - paused: record nothing until `on` is set. switch: a file that is there while launches are to be recorded.
-    - source: keep the texts that sites stand in.
+    - source: keep the texts that sites stand in. staged: records of loops may wait in shared memory, which costs less;
+      else what a warp did is in memory at once, and can be read of a kernel that hangs.
     - ignored: what was asked for and is not done for such kernels, which is told.
     """
 
@@ -95,6 +96,7 @@ class PythonOptions:
     paused: bool = False
     switch: str | None = None
     source: bool = True
+    staged: bool = True
     ignored: tuple[str, ...] = ()
     note: str | None = None
     host: str | None = None
@@ -141,6 +143,7 @@ class PythonOptions:
             paused=request.paused,
             switch=os.path.join(asked.folder, "on") if getattr(asked, "switched", False) else None,  # noqa: PTH118
             source=getattr(request, "source", True),
+            staged=request.policy == "auto" and not getattr(asked, "at_once", False),
             ignored=tuple(ignored),
             note=request.note,
             host=asked.host,
@@ -150,7 +153,7 @@ class PythonOptions:
     @property
     def key(self) -> str:
         """Names everything that shapes the machine code: kernels of different keys never share a cache."""
-        facts = (__version__, self.kernels, self.selection)
+        facts = (__version__, self.kernels, self.selection, self.staged)
         return "warplens-" + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 

@@ -42,7 +42,8 @@ class Loaded:
     - launch: what a launch asks of an SM beside registers, with the static shared memory alone; threads is 0 where
       each launch says it. shared_bytes: dynamic ones of each launch.
     - clean: registers of a thread and bytes of local memory of the clean build; None where they are not known.
-    - state_bytes: of the static shared memory, what the marks keep their state in.
+    - state_bytes: of the static shared memory, what the marks keep their state in, or records that wait there; policy:
+      "staged" for such.
     - target: the GPU that its PTX is for. texts: sources that are no files, by the names that sites have.
     """
 
@@ -56,6 +57,7 @@ class Loaded:
     launch: Residency
     shared_bytes: int = 0
     state_bytes: int = 0
+    policy: str = "stream"
     cluster: tuple[int, ...] = (1, 1, 1)
     clean: tuple[int, int] | None = None
     target: str = ""
@@ -107,6 +109,7 @@ class Kernel:
         entry = {
             "name": loaded.name,
             "site_set": site_set["name"],
+            "policy": loaded.policy,
             "clean": clean,
             "traced": traced,
             "clean_ns": None,

@@ -189,6 +189,7 @@ def to_text(request: Request, folder: str, *, host: str | None = None, command: 
         keys["paused"] = 1
     keys |= {"switched": int(request.signal is not None), "source": int(request.source)}
     keys |= {"policy": request.policy, "keep": request.keep}
+    keys["at_once"] = int(request.timeout_s is not None)
     keys |= {"cold_l2": int(request.cold_l2), "replay": int(request.replay)}
     keys["grids"] = ",".join("x".join(map(str, grid)) for grid in request.grids or ())
     keys["blocks"] = ",".join(map(str, sorted(set(request.blocks or ()))))
@@ -228,6 +229,8 @@ class Asked:
     command: list[str] | None = None
     switched: bool = False
     """Whether the file SWITCH in `folder` says from when to when is recorded."""
+    at_once: bool = False
+    """Whether what a warp records is to be in memory at once: with a time-out a kernel is expected to hang."""
 
 
 def from_text(text: str) -> Asked | None:
@@ -260,11 +263,11 @@ def from_text(text: str) -> Asked | None:
             source=bool(int(keys["source"])),
             note=json.loads(keys["note"]) if "note" in keys else None,
         )
-        switched = bool(int(keys["switched"]))
+        switched, at_once = bool(int(keys["switched"])), bool(int(keys["at_once"]))
         host, command = (json.loads(keys[name]) if name in keys else None for name in ("host", "command"))
     except (KeyError, ValueError, TypeError, UsageError):
         return None
-    return Asked(request, keys["folder"], host, command, switched)
+    return Asked(request, keys["folder"], host, command, switched, at_once)
 
 
 def below_record(environment: Mapping[str, str]) -> bool:

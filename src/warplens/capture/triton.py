@@ -19,7 +19,8 @@ from warplens.capture.python_manifest import Loaded
 from warplens.capture.tell import one_line
 from warplens.capture.triton_hooks import Hooks, unfit
 from warplens.errors import KernelWarning
-from warplens.instrument.shared_state import SHARED_STATE, SHARED_STATE_BYTES
+from warplens.instrument.module import own_shared_bytes
+from warplens.instrument.staged import STAGE
 
 
 class TritonWarning(KernelWarning):
@@ -104,7 +105,8 @@ class TritonDoor:
             level=self._capture.options.selection.level,
             launch=launch_of(text, facts, dynamic=False),
             shared_bytes=facts.shared,
-            state_bytes=SHARED_STATE_BYTES if SHARED_STATE in text else 0,
+            state_bytes=own_shared_bytes(text),
+            policy="staged" if STAGE in text else "stream",
             cluster=tuple(getattr(facts, "cluster_dims", None) or (getattr(facts, "num_ctas", 1) or 1, 1, 1)),
             clean=clean_resources(text),
             target=str(getattr(facts, "arch", "")),
@@ -142,7 +144,7 @@ class TritonDoor:
         from warplens.capture.triton_builds import Choice, assembler, mark  # what reads PTX takes its time to import
 
         before = len(notes)
-        choice = Choice(own.kernels, own.selection, own.key, self._tell, notes, self._remark)
+        choice = Choice(own.kernels, own.selection, own.key, self._tell, notes, self._remark, own.staged)
         marked = mark(kernel, choice, lambda text: assembler(kernel)(text))
         if marked is not None:
             kernel.warplens_notes = notes[before:]  # for a later recording that meets it loaded

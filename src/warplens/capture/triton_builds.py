@@ -39,6 +39,7 @@ class Choice:
     """What a capture wants: kernels whose name holds `kernels`, these marks, compiled apart by `key`.
 
     `tell` says one line of what is not recorded, `remark` one of how the rest is; `notes` hold what is not marked.
+    `staged`: records may wait in shared memory.
     """
 
     kernels: str | None
@@ -47,6 +48,7 @@ class Choice:
     tell: Callable[[str], None]
     notes: list[str]
     remark: Callable[[str], None]
+    staged: bool = True
 
     def takes(self, name: str) -> bool:
         """Whether a kernel of this name is wanted."""
@@ -113,8 +115,9 @@ class _Builds:
         blocks fit on an SM as before. What was tried goes into the notes."""
         clean = registers_and_frame(self._clean_cubin)
         blocks = launch_of(text, facts).blocks(clean[0])
-        plain = Mode(self._choice.selection)
-        wanted = instrument(text, plain.selection)
+        state = State.STAGED if self._choice.staged else State.REGISTERS
+        plain = Mode(self._choice.selection, state=state)
+        wanted = instrument(text, plain.selection, state=state)
         can = _ways(wanted.kernels, text, facts, clean[0])
         tried: list[tuple[int, Marked, Instrumented, str]] = []
         lines: list[str] = []
@@ -175,10 +178,11 @@ class _Builds:
             return f"{spilled} bytes spill"
         if any(mode.setmaxnreg for mode in modes.values()) and registers != clean[0]:
             return f"{registers} registers at launch in place of {clean[0]}"
-        for own in (own for own, mode in modes.items() if mode.state is State.SHARED):
-            more = shared_bytes(cubin, own) - shared_bytes(self._clean_cubin, own)
-            if more != SHARED_STATE_BYTES:  # what the launch asks for stands behind, and may need its alignment
-                return f"shared memory moves by {more:,} bytes in place of {SHARED_STATE_BYTES:,}"
+        for kernel in found.kernels:
+            wanted = SHARED_STATE_BYTES if modes[kernel.name].state is State.SHARED else kernel.staged_bytes
+            more = shared_bytes(cubin, kernel.name) - shared_bytes(self._clean_cubin, kernel.name) if wanted else 0
+            if more != wanted:  # what the launch asks for stands behind, and may need its alignment
+                return f"shared memory moves by {more:,} bytes in place of {wanted:,}"
         return Marked(ptx, cubin), registers
 
     def _assembled(self, text: str) -> tuple[bytes, Counter[str]]:
@@ -207,21 +211,25 @@ def _ways(kernels: list[Kernel], text: str, facts: Any, registers: int) -> Ways:
     blocks = launch.blocks(registers)
     most = launch.most_registers(blocks) if all(own.takes_limit for own in kernels) else None
     moves, untried = moves_of(kernels[0], registers, ignored=False) if len(kernels) == 1 else ([], "")
-    crowded = _crowded(launch, launch_of(text, facts, dynamic=False).shared_bytes, registers)
+    static_bytes = launch_of(text, facts, dynamic=False).shared_bytes
+    crowded = _crowded(launch, static_bytes, registers, SHARED_STATE_BYTES)
     hoisted = any(own.hoisted for own in kernels)
-    return Ways(most, not crowded, moves, tuple(filter(None, (crowded, untried))), hoisted)
+    slots = max(own.staged_bytes for own in kernels)
+    staged = slots > 0 and not _crowded(launch, static_bytes, registers, slots)
+    spare = (most or MOST_REGISTERS) - registers
+    return Ways(most, not crowded, moves, tuple(filter(None, (crowded, untried))), hoisted, staged, spare)
 
 
-def _crowded(launch: Launch, static_bytes: int, registers: int) -> str:
+def _crowded(launch: Launch, static_bytes: int, registers: int, more_bytes: int) -> str:
     """Why the recorder's state cannot be in shared memory; "" where it can, and no launch fails by it.
 
     Triton raises the limit of what a launch may ask for, to what the GPU has, for kernels that ask for more than 48 KiB
     themselves.
     """
-    more = replace(launch, shared_bytes=launch.shared_bytes + SHARED_STATE_BYTES)
+    more = replace(launch, shared_bytes=launch.shared_bytes + more_bytes)
     asked = launch.shared_bytes - static_bytes
-    text = f"state in shared memory is not tried: with {SHARED_STATE_BYTES:,} bytes more"
-    if static_bytes + SHARED_STATE_BYTES > _SHARED_LIMIT or (
+    text = f"state in shared memory is not tried: with {more_bytes:,} bytes more"
+    if static_bytes + more_bytes > _SHARED_LIMIT or (
         asked <= _SHARED_LIMIT and more.shared_bytes > _SHARED_LIMIT
     ):
         return f"{text} than {launch.shared_bytes:,} a block would pass {_SHARED_LIMIT:,}, and could not be launched"

@@ -111,9 +111,12 @@ def held_back(manifest: dict[str, Any]) -> str:
     policy = kernel.get("policy") or manifest["policy"]
     if policy == "packed":
         return " (with policy packed a warp keeps up to 24 of its last records in registers)"
-    return (
-        " (with policy staged a warp keeps up to 26 of its last records in shared memory)" if policy == "staged" else ""
-    )
+    if policy != "staged":
+        return ""
+    most, more = 26, ""
+    if kernel.get("instrumented"):
+        most, more = 104, ", but with --timeout or --policy stream"
+    return f" (with policy staged a warp keeps up to {most} of its last records in shared memory{more})"
 
 
 def ended_beside(manifest: dict[str, Any]) -> int:

@@ -24,6 +24,7 @@ from warplens.instrument.read import LINE, STATEMENT, UNKNOWN
 from warplens.instrument.recorder import END_CODE, MOST_A_TURN, MOST_MARKS, Recorder
 from warplens.instrument.scopes import DECLARES, Scopes
 from warplens.instrument.sites import Mark, Plan
+from warplens.instrument.staged import StagedRecorder
 from warplens.instrument.straight import StraightRecorder, can_be_held
 from warplens.instrument.waits import JUMPS, LEAVES, is_idle, may_hang
 from warplens.layout import Verb
@@ -52,6 +53,11 @@ class _Turn:
     asks_at: int
     at_end: int
     is_even: bool
+
+
+def _behind(records: list[tuple[int, int]], advanced: int) -> list[tuple[int, int]]:
+    """Records, each with how many words it stands behind the place, which is so far ahead of where they count from."""
+    return [(own, slot - advanced) for own, slot in records]
 
 
 class Inserter:
@@ -223,6 +229,7 @@ class Inserter:
         in_turn = turn.records[id(run[0])] if turn is not None else 0  # marks of the turn in front of the run
         held: list[tuple[int, int]] = []  # records that are not stored yet, two at most: register and place of each
         to_make: list[str] = []  # what makes records of their clocks
+        advanced = 0  # what the place is ahead of the run's begin
         for slot, mark in enumerate(run):
             together = not flow.is_in_part(mark.index, mark.behind)
             text = recorder.settle(together) if mark.settles else []
@@ -236,13 +243,16 @@ class Inserter:
                 text += recorder.check(self._next(together), len(run), together)
             elif early and turn is not None:
                 text += recorder.ask_turn(turn.marks + turn.at_end, together)
+                if not mark.guard:  # here, for who writes the place waits until the turn's last store has read it
+                    text += recorder.advance(len(run))
+                    advanced = len(run)
             else:
                 text += recorder.clock(own)
             text += any_lane(mark.guard, mark.negated) if mark.guard else []
             made = recorder.record("%wl_now" if asks or early else "", code, own)
             is_second = turn is not None and turn.is_even and (in_turn + slot) % 2 == 1
             if held and not (is_second and len(held) == 1):
-                text += [*to_make, *recorder.put(held)]
+                text += [*to_make, *recorder.put(_behind(held, advanced))]
                 held, to_make = [], []
             held.append((own, slot))
             if asks or early or turn is None:
@@ -252,13 +262,14 @@ class Inserter:
             begins_pair = turn is not None and turn.is_even and not is_second
             waits = self._can_wait(mark, in_front_of_wait=begins_pair)
             if not waits or (mark is run[-1] and not (is_last and (turn is None or block == turn.latch))):
-                text += [*to_make, *recorder.put(held, guard)]
+                text += [*to_make, *recorder.put(_behind(held, advanced), guard)]
                 held, to_make = [], []
-            if mark is run[-1] and not held:
+            if mark is run[-1] and not held and not advanced:
                 text += recorder.advance(len(run), guard)
             self._add(self._scopes.outside(flow.code[mark.index].statement, mark.behind), text, code)
         if held:
-            text = [*to_make, *recorder.put(held), *recorder.advance(len(run))]
+            text = [*to_make, *recorder.put(_behind(held, advanced))]
+            text += [] if advanced else recorder.advance(len(run))
             self._add(self._end_of_block(flow.blocks[block]), text)
 
     def _can_wait(self, mark: Mark, *, in_front_of_wait: bool) -> bool:
@@ -406,9 +417,9 @@ class Inserter:
         own = self._flow.code[number]
         together = not self._flow.is_in_part(number, False) and not own.predicate
         asked = self._asked.get(number)
-        straight = isinstance(self._recorder, StraightRecorder)
-        together = together and not (straight and asked)  # what is rare stands within no braces then
-        text = self._recorder.end(asked or self._next(straight and together), together)
+        one_way = isinstance(self._recorder, StraightRecorder | StagedRecorder)
+        together = together and not (one_way and asked)  # what is rare stands within no braces then
+        text = self._recorder.end(asked or self._next(one_way and together), together)
         if own.predicate:
             sign = "" if own.negated else "!"
             text = [f"@{sign}{own.predicate} bra $wl_stay_{number};", *text]

@@ -7,7 +7,9 @@ it does not know passes through as it stands (docs/adr/0012-instrumenting-ptx.md
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +21,7 @@ from warplens.errors import PtxError
 from warplens.instrument.calls import unmarked_calls
 from warplens.instrument.flow import Flow
 from warplens.instrument.frugal import FrugalRecorder
+from warplens.instrument.head import sizes
 from warplens.instrument.insert import Inserter
 from warplens.instrument.local_state import LocalRecorder
 from warplens.instrument.marks_lines import Piece, lines_of_files, moved_down, place_callees
@@ -28,6 +31,8 @@ from warplens.instrument.recorder import Recorder
 from warplens.instrument.selection import Selection
 from warplens.instrument.shared_state import SHARED_STATE, SharedRecorder, declaration
 from warplens.instrument.sites import Plan, Planner
+from warplens.instrument.staged import MOST_THREADS, STAGE, FrugalStagedRecorder, NotTogether, StagedRecorder, staged_bytes
+from warplens.instrument.staged import declaration as slots
 from warplens.instrument.straight import MOST_STRAIGHT, StraightRecorder, stored_together
 
 _ARCH: Final = re.compile(r"sm_([0-9]{1,4})(?![0-9])")
@@ -46,9 +51,9 @@ _OF_TABLE: Final = str.maketrans(
     dict.fromkeys(("\0", layout.SITE_SEPARATOR, layout.FIELD_SEPARATOR, layout.TAIL_SEPARATOR), "\ufffd")
 )
 _OWN_SHARED: Final = "warplens_own"
-_OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, SHARED_STATE, layout.SITES_SYMBOL_PREFIX)
+_OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, SHARED_STATE, STAGE, layout.SITES_SYMBOL_PREFIX)
 _OWN_NAME: Final = re.compile(
-    rf"(?<![\w$%])(?:[%$]wl_\w*|(?:{_OWN_SHARED}|{SHARED_STATE})\b|{layout.SITES_SYMBOL_PREFIX}\w*)"
+    rf"(?<![\w$%])(?:[%$]wl_\w*|(?:{_OWN_SHARED}|{SHARED_STATE}|{STAGE})\b|{layout.SITES_SYMBOL_PREFIX}\w*)"
 )
 
 
@@ -57,7 +62,7 @@ class Kernel:
     """A kernel of the module. `site_set`: as the manifest lists it, None for one that is not marked; `left_out`: what
     of it is not marked and why, a line each. `takes_limit`: whether its registers can be limited; `uses`: the names of
     its instructions, as `wgmma`; `asked`: what its `setmaxnreg` ask for, None where it has none; `hoisted`: how many
-    instructions go ahead of a wait.
+    instructions go ahead of a wait; `staged_bytes`: shared memory that its records wait in.
     """
 
     name: str
@@ -67,12 +72,16 @@ class Kernel:
     uses: frozenset[str] = frozenset()
     asked: Asked | None = None
     hoisted: int = 0
+    staged_bytes: int = 0
 
 
 class State(Enum):
     """Where the recorder keeps its state between marks: in registers; in fewer, so that a full chunk costs more; in
-    shared or local memory, so that each mark costs more."""
+    shared or local memory, so that each mark costs more. STAGED: records wait in shared memory, with most of the state,
+    where whole warps come to each mark of a loop; else as REGISTERS. STAGED_FEWER: with fewer registers, too."""
 
+    STAGED = "records in shared memory"
+    STAGED_FEWER = "records in shared memory, fewer registers"
     REGISTERS = "registers"
     FEWER_REGISTERS = "fewer registers"
     SHARED = "shared memory"
@@ -80,6 +89,8 @@ class State(Enum):
 
 
 _RECORDERS: Final[dict[State, type[Recorder]]] = {
+    State.STAGED: StagedRecorder,
+    State.STAGED_FEWER: FrugalStagedRecorder,
     State.REGISTERS: Recorder,
     State.FEWER_REGISTERS: FrugalRecorder,
     State.SHARED: SharedRecorder,
@@ -163,8 +174,15 @@ def instrument(
         symbols.append(f".shared .align 4 .b32 {_OWN_SHARED};")
     if any(mode.selection and mode.state is State.SHARED for _, mode in made):
         symbols.append(declaration())
+    if threads := max(entry.staged_threads for entry, _ in made):
+        symbols.append(slots(threads))
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))
     return Instrumented(splice(text, moved_down(module, pieces)), [entry.kernel for entry, _ in made])
+
+
+def own_shared_bytes(text: str) -> int:
+    """Shared memory that marks have declared in a marked module."""
+    return sum(map(int, re.findall(rf"\.b8 (?:{SHARED_STATE}|{STAGE})\[([0-9]+)\]", text)))
 
 
 def _check_names(module: Module) -> None:
@@ -278,6 +296,7 @@ class _Entry:
         self.kernel = Kernel(function.name, None, takes_limit=free, uses=uses, asked=Asked.by(self._flow))
         self.symbol = ""
         self.needs_shared = False
+        self.staged_threads = 0
         unknown = self._flow.unknown_branch
         if unknown is not None:
             raise PtxError(f"{function.name}: the target of {unknown.opcode} {unknown.operands} is not in the kernel")
@@ -286,6 +305,7 @@ class _Entry:
         """The pieces; fills `kernel` and `symbol`."""
         assert mode.selection is not None
         flow = self._flow
+        head = flow.module.bare(flow.function.head)
         if not flow.code:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
@@ -311,6 +331,16 @@ class _Entry:
         if recorder.in_registers and self._is_straight(plan):
             frugal = mode.state is State.FEWER_REGISTERS
             recorder = StraightRecorder(*facts_of_kernel, len(plan.marks), stored_together(flow, plan), frugal)
+        if isinstance(recorder, StagedRecorder):
+            threads = math.prod(sizes(head, "reqntid") or (0,))
+            in_part = any(flow.is_in_part(mark.index, mark.behind) for mark in plan.marks)
+            if 0 < threads <= MOST_THREADS and threads % 32 == 0 and not in_part and flow.loops:
+                with contextlib.suppress(NotTogether):
+                    pieces = Inserter(flow, plan, recorder).insert()
+                    self.staged_threads = threads
+                    self.kernel = replace(self.kernel, staged_bytes=staged_bytes(threads))
+                    return pieces
+            recorder = Recorder(*facts_of_kernel)
         return Inserter(flow, plan, recorder).insert()
 
     def limit(self, most_registers: int) -> list[Piece]:

@@ -43,8 +43,6 @@ from warplens.instrument.places import (
 )
 from warplens.layout import ChunkFlag, Control
 
-_FULL: Final = layout.CHUNK_BYTES - 4
-"""Low bits of the place when the chunk is full."""
 _LAST_BESIDE_BLOCK_RECORD: Final = 4 * layout.BLOCK_RECORD_WORD - 8
 MOST_MARKS: Final = 16
 """Marks behind one question for space."""
@@ -66,6 +64,20 @@ nvcc builds for n / 32, since its memory is that of each launch, and what a warp
 _HASH: Final = 0x9E3779B9  # as cursor_offset of arena.cuh
 
 
+def slab_of(least: int) -> list[str]:
+    """`%wl_slab`: what a cursor goes up by for one slab of so many chunks, `least` at least."""
+    return [f"max.u32 %wl_slab, %wl_slab, {least};", f"shl.b32 %wl_slab, %wl_slab, {_SLAB_SHIFT};"]
+
+
+def growth(in_program: bool) -> list[str]:
+    """`%wl_slab`: a slab of as many chunks, or of more behind %wl_seq records."""
+    return [
+        f"shr.u32 %wl_r2, %wl_seq, {_GROWTH_SHIFT_IN_PROGRAM if in_program else _GROWTH_SHIFT};",
+        f"min.u32 %wl_r2, %wl_r2, {_MOST_GROWN};",
+        "max.u32 %wl_slab, %wl_slab, %wl_r2;",
+    ]
+
+
 @dataclass(frozen=True)
 class Recorder:
     """The recorder of one kernel.
@@ -77,6 +89,10 @@ class Recorder:
     """
 
     in_registers: ClassVar[bool] = True
+    place_bytes: ClassVar[int] = layout.CHUNK_BYTES
+    """What the place's low bits tell a part of: where marks ask for space, records lie in memory of this size."""
+    last_place: ClassVar[int] = layout.CHUNK_BYTES - 4
+    """Low bits of the place when that is full."""
 
     code_bits: int
     sites_hash: int
@@ -121,7 +137,7 @@ class Recorder:
             "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
             "mov.u32 %wl_seq, 0;",
             *first_cursor(),
-            *self._slab(),
+            *slab_of(1),
             "mov.u32 %wl_index, 0xffffffff;",
             f"selp.b32 %wl_r4, {_NO_SPACE}, {_ONE_LEFT}, %wl_w;",
             "or.b32 %wl_left, %wl_left, %wl_r4;",
@@ -159,10 +175,6 @@ class Recorder:
             *self.advance(1),
         ]
 
-    def _slab(self) -> list[str]:
-        """`%wl_slab`: what a cursor goes up by for one slab."""
-        return ["max.u32 %wl_slab, %wl_slab, 1;", f"shl.b32 %wl_slab, %wl_slab, {_SLAB_SHIFT};"]
-
     def _take(self, wants: str) -> list[str]:
         """What the cursor answered, where `wants`: `%wl_p1` and the chunk at `%wl_ad`, or `%wl_p2`, there is none.
 
@@ -199,12 +211,12 @@ class Recorder:
         `even`: and whether two records from here on are within 8 bytes, as they are in a new chunk.
         """
         jump = f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};"
-        full = self._is_full(str(_FULL - 4 * marks), together, even=even)
+        full = self._is_full(str(self.last_place - 4 * marks), together, even=even)
         return ["mov.u64 %wl_now, %clock64;", *full, jump, f"$wl_back_{number}:"]
 
     def ask_turn(self, marks: int, together: bool) -> list[str]:
         """A clock, and the question whether so many marks find space, to be answered at the loop's end by `turn`."""
-        return ["mov.u64 %wl_now, %clock64;", *self._is_full(str(_FULL - 4 * marks), together)]
+        return ["mov.u64 %wl_now, %clock64;", *self._is_full(str(self.last_place - 4 * marks), together)]
 
     def turn(self, number: int, together: bool, predicate: str, label: str) -> list[str]:
         """Goes on where a loop's turn found no space for the next, in front of the jump to its begin, at `label`.
@@ -225,7 +237,7 @@ class Recorder:
         odd = ["and.b32 %wl_r1, %wl_lo, 4;", "setp.eq.or.u32 %wl_full, %wl_r1, 0, %wl_full;"] if even else []
         vote = ["vote.sync.any.pred %wl_full, %wl_full, 0xffffffff;"] if together else []
         return [
-            f"and.b32 %wl_r0, %wl_lo, {layout.CHUNK_BYTES - 1};",
+            f"and.b32 %wl_r0, %wl_lo, {self.place_bytes - 1};",
             f"setp.gt.u32 %wl_full, %wl_r0, {limit};",
             *self._epoch("%wl_now", "%wl_e"),
             "sub.u32 %wl_d, %wl_e, %wl_ep;",
@@ -360,10 +372,8 @@ class Recorder:
         return [
             f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
             f"@%wl_p5 ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
-            f"shr.u32 %wl_r2, %wl_seq, {_GROWTH_SHIFT_IN_PROGRAM if self.listed else _GROWTH_SHIFT};",
-            f"min.u32 %wl_r2, %wl_r2, {_MOST_GROWN};",
-            "max.u32 %wl_slab, %wl_slab, %wl_r2;",
-            *self._slab(),
+            *growth(self.listed),
+            *slab_of(1),
             *self._cursor(),
             f"@%wl_p5 atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
             *self._take("%wl_p5"),
@@ -376,7 +386,7 @@ class Recorder:
             "mov.u64 %wl_end, %globaltimer;",
             f"and.b32 %wl_r9, %wl_left, {WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
-            f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {_FULL - 4}, %wl_p5;",
+            f"selp.b32 %wl_r9, {_LAST_BESIDE_BLOCK_RECORD - 4}, {self.last_place - 4}, %wl_p5;",
             *self._is_full("%wl_r9", together),
             f"@%wl_full bra{'.uni' if together else ''} $wl_next_{number};",
             f"$wl_back_{number}:",
@@ -386,10 +396,7 @@ class Recorder:
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_seq;",
-            f"add.u32 %wl_r6, %wl_gt, {layout.RECORD_SLOTS - 1};",
-            f"mul.hi.u32 %wl_r6, %wl_r6, {_RECIPROCAL};",
-            f"shr.u32 %wl_r6, %wl_r6, {_RECIPROCAL_SHIFT};",
-            *self._lose("%wl_gt", "%wl_r6"),
+            *self._lose_all(),
             f"and.b32 %wl_r9, %wl_left, {WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
             *meta("%wl_r9", int(ChunkFlag.STREAM | ChunkFlag.BLOCK_RECORD)),
@@ -412,6 +419,15 @@ class Recorder:
             "mov.u32 %wl_r8, 0;",
             f"@%wl_p0 st.global.cs.v4.u32 [%wl_q0+{at + 16}], {{%wl_r6, %wl_r7, %wl_r8, %wl_r8}};",
             f"@%wl_p0 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], {meta};",
+        ]
+
+    def _lose_all(self) -> list[str]:
+        """Counts the events in %wl_gt, and as many chunks as they would have filled, where %wl_p2."""
+        return [
+            f"add.u32 %wl_r6, %wl_gt, {layout.RECORD_SLOTS - 1};",
+            f"mul.hi.u32 %wl_r6, %wl_r6, {_RECIPROCAL};",
+            f"shr.u32 %wl_r6, %wl_r6, {_RECIPROCAL_SHIFT};",
+            *self._lose("%wl_gt", "%wl_r6"),
         ]
 
     def _lose(self, events: str, chunks: str) -> list[str]:

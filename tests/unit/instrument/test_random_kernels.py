@@ -122,6 +122,13 @@ def recorded(chunks: np.ndarray, code_bits: int) -> dict[int, list[int]]:
         assert len(own) == chunk[layout.WORD_SEQUENCE]
         flags = meta >> layout.META_FLAGS_SHIFT
         room = layout.BLOCK_RECORD_SLOTS if flags & ChunkFlag.BLOCK_RECORD else layout.RECORD_SLOTS
+        if not flags & ChunkFlag.STREAM:
+            count = meta >> layout.META_COUNT_SHIFT & ((1 << layout.META_COUNT_BITS) - 1)
+            assert count <= room
+            words = chunk[layout.HEADER_WORDS : layout.HEADER_WORDS + count]
+            own += [word & ((1 << code_bits) - 1) for word in words]
+            own += [END_CODE] * bool(flags & ChunkFlag.LAST)
+            continue
         for word in chunk[layout.HEADER_WORDS : layout.HEADER_WORDS + room]:
             if word == 0:
                 break

@@ -17,6 +17,7 @@ from warplens.capture.recording import Recording
 from warplens.decode.last import last_events
 from warplens.instrument import Selection, State, instrument
 from warplens.instrument.shared_state import SHARED_STATE
+from warplens.instrument.staged import STAGE
 from warplens.instrument.source import marker
 from warplens.trace import Trace
 
@@ -24,6 +25,7 @@ DESCRIPTOR, CONTROL = 0x1000, layout.CONTROL_ALIGNMENT
 CHUNKS = 7 << 32
 LIST = 6 << 32
 STATE = 0x800
+SLOTS = 0x2000
 LOOP = """
 .version 8.0
 .target sm_90
@@ -113,7 +115,7 @@ def run(
     sites = found.kernels[0].site_set
     assert sites is not None
     symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, "full": 64, "empty": 72, "out": 1024}
-    symbols |= {SHARED_STATE: STATE, "$wl_state": 64}
+    symbols |= {SHARED_STATE: STATE, STAGE: SLOTS, "$wl_state": 64}
     machine = machine or Machine(symbols)
     machine.symbols = symbols
     machine.store_wide(DESCRIPTOR, CONTROL)

@@ -100,7 +100,7 @@ def check(
         own = recorded(of_block, code_bits(done)).get(warp, [])
         assert own == codes[: len(own)], (block, warp)
         lost += max(len(codes) - 1 - len(own), 0)
-    assert (done.lost_events, done.lost_chunks > 0) == (lost, lost > 0)
+    assert (done.lost_events, done.lost_chunks > 0) == (lost, lost > 0), (done.lost_events, done.lost_chunks, lost)
     bad = {"foreign_chunk", "unknown_record", "duplicate_chunk", "clock_disagrees", "time_goes_back", "missing_warp"}
     assert lost or not bad & kinds(done.trace)
     return done

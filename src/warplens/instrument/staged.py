@@ -1,0 +1,382 @@
+"""The recorder of a kernel with loops to whose marks whole warps come: records wait in shared memory, and go out by
+hundreds.
+
+In: as `Recorder`, and how many threads a block has. Out: lines of PTX that write the same records, in chunks whose
+clock is that of their end, as the policy `staged` of the headers does. A warp has a slot in shared memory: the first
+words of a header, eight chunks of records, then what is needed where they go out. Between marks the place alone is in a
+register, and the epoch of the slot's first record. What a warp has in its slot when its kernel hangs is not told.
+
+All lanes write a slot out, 16 bytes each: a chunk is eight lanes', and each makes of the header what is its own. A
+mark asks nothing but whether the slot is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from warplens import layout
+from warplens.instrument.places import EMPTY, WARPS, first_cursor, look_up, meta, with_sm
+from warplens.instrument.recorder import Recorder, growth, slab_of
+from warplens.layout import ChunkFlag
+
+STAGE: Final = "warplens_stage"
+SLOT_BYTES: Final = 1024
+MOST_THREADS: Final = 512
+"""Of a block: its slots take 16 KiB."""
+_ALIGNED: Final = 1024
+"""What stands behind the slots moves by a multiple of this: memory that TMA writes with a swizzle needs as much."""
+_AT_ONCE: Final = 4
+"""Chunks of which each lane writes 16 bytes."""
+CHUNKS: Final = 2 * _AT_ONCE
+"""Of a slot."""
+_SLOTS: Final = layout.RECORD_SLOTS
+_LOST, _STATE, _GLOBALTIMER = 12, SLOT_BYTES - 64, SLOT_BYTES - 48
+"""Bytes of a slot: events without space; where the next chunk is (two words), how many of the slab are left and the
+sequence of the first record; the globaltimer of the kernel's begin."""
+_NO_SPACE: Final = 0xFFFFFFFF
+"""In place of how many are left."""
+_LAST_BESIDE_BLOCK_RECORD: Final = EMPTY + 4 * ((CHUNKS - 1) * _SLOTS + layout.BLOCK_RECORD_SLOTS)
+_PER_CHUNK, _PER_CHUNK_SHIFT = 2521, 16
+"""n * 2521 >> 16 is n // 26 for n up to 1,260."""
+_WORDS: Final = (("%wl_x5", "%wl_x6", "%wl_x7", "%wl_x8"), ("%wl_z0", "%wl_z1", "%wl_z2", "%wl_z3"))
+_FURTHER: Final = 4 * _AT_ONCE * _SLOTS
+_CHUNK_SHIFT: Final = (layout.CURSOR_COUNT * layout.CHUNK_BYTES).bit_length() - 1
+
+
+class NotTogether(Exception):
+    """Somewhere only some lanes of a warp come to a mark, or to the kernel's end."""
+
+
+def staged_bytes(threads: int) -> int:
+    """Shared memory that the slots of a block take."""
+    return -(-(-(-threads // 32) * SLOT_BYTES) // _ALIGNED) * _ALIGNED
+
+
+def declaration(threads: int) -> str:
+    """Of the slots, for the begin of the module."""
+    return f".shared .align {SLOT_BYTES} .b8 {STAGE}[{staged_bytes(threads)}];"
+
+
+@dataclass(frozen=True)
+class StagedRecorder(Recorder):
+    """As `Recorder`. All lanes of a warp come to each mark and to its end."""
+
+    place_bytes: ClassVar[int] = SLOT_BYTES
+    last_place: ClassVar[int] = EMPTY + 4 * CHUNKS * _SLOTS
+
+    def declarations(self) -> list[str]:
+        """And registers that are in use where a slot goes out."""
+        return [*super().declarations(), ".reg .b32 %wl_x<15>, %wl_z<4>;", ".reg .pred %wl_lane;"]
+
+    def ask(self) -> list[str]:
+        """Whether this warp is recorded, a first slab for it, and its slot."""
+        return [
+            *self._is_chosen(),
+            *with_sm(),
+            "mov.u64 %wl_q3, %gridid;",
+            "cvt.u32.u64 %wl_grid, %wl_q3;",
+            *(look_up() if self.listed else []),
+            "and.b32 %wl_r4, %wl_r0, 31;",
+            "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
+            "mov.u32 %wl_seq, 0;",
+            *first_cursor(),
+            *slab_of(CHUNKS),
+            "mov.u32 %wl_index, 0xffffffff;",
+            f"@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
+            f"mov.u32 %wl_lo, {STAGE};",
+            "mov.u32 %wl_hi, 0;",
+            "shr.u32 %wl_r5, %wl_r0, 5;",
+            f"mad.lo.u32 %wl_lo, %wl_r5, {SLOT_BYTES}, %wl_lo;",
+        ]
+
+    def open(self, code: int) -> list[str]:
+        """The slot, empty but for the record of the kernel's begin. What was there is another kernel's: no file gets it."""
+        return [
+            "mov.u32 %wl_x10, %laneid;",
+            "mad.lo.u32 %wl_x11, %wl_x10, 16, %wl_lo;",
+            "mov.u32 %wl_x0, 0;",
+            *(
+                f"st.shared.v4.u32 [%wl_x11+{at}], {{%wl_x0, %wl_x0, %wl_x0, %wl_x0}};"
+                for at in range(0, SLOT_BYTES, 512)
+            ),
+            "bar.warp.sync 0xffffffff;",
+            "setp.eq.u32 %wl_lane, %wl_x10, 0;",
+            *self._take("%wl_w"),
+            f"@%wl_lane st.shared.v4.u32 [%wl_lo+{_STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_seq}};",
+            *meta("%wl_r9", 0),
+            f"@%wl_lane st.shared.v2.u32 [%wl_lo], {{%wl_block, %wl_r9}};",
+            "@%wl_lane st.shared.u32 [%wl_lo+8], %wl_grid;",
+            f"@%wl_lane st.shared.u32 [%wl_lo+{_GLOBALTIMER}], %wl_gt;",
+            f"add.u32 %wl_lo, %wl_lo, {EMPTY};",
+            *self._epoch("%wl_begin", "%wl_ep"),
+            *self.record("%wl_begin", code, 0),
+            *self.put([(0, 0)]),
+            *self.advance(1),
+        ]
+
+    def _take(self, wants: str) -> list[str]:
+        """What the cursor answered, where `wants`: the next chunk at %wl_x0 and %wl_x1, and how many there are in %wl_x2.
+
+        What was asked for in vain is given back. Fewer chunks than a slot has are of no use.
+        """
+        return [
+            f"ld.{self.space}.u64 %wl_q1, [{self.descriptor}+8];",
+            f"ld.{self.space}.u32 %wl_r0, [{self.descriptor}+16];",
+            f"setp.lt.and.u32 %wl_p1, %wl_index, %wl_r0, {wants};",
+            f"setp.ge.and.u32 %wl_p2, %wl_index, %wl_r0, {wants};",
+            "neg.s32 %wl_r6, %wl_slab;",
+            f"@%wl_p2 red.global.add.u32 [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_r6;",
+            "sub.u32 %wl_x2, %wl_r0, %wl_index;",
+            f"add.u32 %wl_x2, %wl_x2, {layout.CURSOR_COUNT - 1};",
+            "min.u32 %wl_x2, %wl_x2, %wl_slab;",
+            f"shr.u32 %wl_x2, %wl_x2, {layout.CURSOR_COUNT.bit_length() - 1};",
+            f"setp.ge.and.u32 %wl_p1, %wl_x2, {CHUNKS}, %wl_p1;",
+            f"selp.b32 %wl_x2, %wl_x2, {_NO_SPACE}, %wl_p1;",
+            f"mad.wide.u32 %wl_ad, %wl_index, {layout.CHUNK_BYTES}, %wl_q1;",
+            "mov.b64 {%wl_x0, %wl_x1}, %wl_ad;",
+        ]
+
+    def put(self, records: Sequence[tuple[int, int]], guard: str = "") -> list[str]:
+        """Into the slot."""
+        writes, asks = ("%wl_g", [f"and.pred %wl_g, %wl_w, {guard};"]) if guard else ("%wl_w", [])
+        at = f"[%wl_lo+{4 * records[0][1] + 4}]"
+        if len(records) == 1:
+            return [*asks, f"@{writes} st.shared.u32 {at}, %wl_k{records[0][0]};"]
+        listed = ", ".join(f"%wl_k{own}" for own, _ in records)
+        return [*asks, f"@{writes} st.shared.v{len(records)}.u32 {at}, {{{listed}}};"]
+
+    def check(self, number: int, marks: int, together: bool, *, even: bool = False) -> list[str]:
+        """Raises NotTogether."""
+        return super().check(number, marks, _whole(together), even=even)
+
+    def next(self, number: int, together: bool, back: str = "", records: int = 0) -> list[str]:
+        """Writes the slot out. Raises NotTogether."""
+        _whole(together)
+        return [
+            f"$wl_next_{number}:",
+            *(self._clock_behind_turn() if records else []),
+            *self._count(),
+            f"$wl_out_{number}:",
+            *self._load(),
+            f"add.u32 %wl_x4, %wl_r4, {_SLOTS - 1};",
+            *_chunks_of("%wl_x4"),
+            "setp.lt.s32 %wl_p1, %wl_x2, %wl_x4;",
+            f"@%wl_p1 bra.uni $wl_slab_{number};",
+            *self._write(),
+            f"$wl_empty_{number}:",
+            f"add.u32 %wl_lo, %wl_r5, {EMPTY};",
+            "mov.u32 %wl_ep, %wl_e;",
+            f"bra.uni {back or f'$wl_back_{number}'};",
+            f"$wl_slab_{number}:",
+            *([*self._keep_records(records), *self._count()] if records else []),
+            *self._more(str(number)),
+        ]
+
+    def _count(self) -> list[str]:
+        """`%wl_r4`: records in the slot, which all lanes see from here on; `%wl_r5`: the slot."""
+        return [
+            f"and.b32 %wl_r4, %wl_lo, {SLOT_BYTES - 1};",
+            "sub.u32 %wl_r5, %wl_lo, %wl_r4;",
+            f"sub.u32 %wl_r4, %wl_r4, {EMPTY};",
+            "shr.u32 %wl_r4, %wl_r4, 2;",
+            "bar.warp.sync 0xffffffff;",
+        ]
+
+    def _load(self) -> list[str]:
+        """All that a slot goes out with: at once, for what comes from shared memory takes its time.
+
+        `%wl_x0` to `%wl_x3`: the state; `%wl_r6`, 7, 10: words of the header; `%wl_x10`, 12, 13: the lane, its chunk and
+        which four words of that are its; `%wl_x5` to `%wl_x8` and `%wl_z0` to `%wl_z3`: those, and of four chunks on.
+        """
+        return [
+            f"ld.shared.v4.u32 {{%wl_x0, %wl_x1, %wl_x2, %wl_x3}}, [%wl_r5+{_STATE}];",
+            "ld.shared.v4.u32 {%wl_r6, %wl_r7, %wl_r10, %wl_r11}, [%wl_r5];",
+            "mov.u32 %wl_x10, %laneid;",
+            "setp.eq.u32 %wl_lane, %wl_x10, 0;",
+            "shr.u32 %wl_x12, %wl_x10, 3;",
+            "and.b32 %wl_x13, %wl_x10, 7;",
+            f"mad.lo.u32 %wl_x14, %wl_x12, {4 * _SLOTS}, %wl_r5;",
+            "mad.lo.u32 %wl_x14, %wl_x13, 16, %wl_x14;",
+            *_loaded(0),
+        ]
+
+    def _write(self, *, at_end: bool = False) -> list[str]:
+        """The slot's chunks, %wl_x4 of them, with their headers; then the state, by one lane.
+
+        `at_end`: the last one says so, and has the block record where `%wl_p0`.
+        """
+        text = [
+            "setp.le.u32 %wl_p3, %wl_d, 1;",
+            f"selp.b32 %wl_r9, {int(ChunkFlag.EXACT) << layout.META_FLAGS_SHIFT}, 0, %wl_p3;",
+            "or.b32 %wl_r7, %wl_r7, %wl_r9;",
+            "mov.b64 {%wl_r12, %wl_r13}, %wl_now;",
+            "mov.b64 %wl_q0, {%wl_x0, %wl_x1};",
+            f"shl.b32 %wl_r3, %wl_x12, {_CHUNK_SHIFT};",
+            "mad.lo.u32 %wl_r3, %wl_x13, 16, %wl_r3;",
+            "cvt.u64.u32 %wl_q1, %wl_r3;",
+            "add.u64 %wl_q1, %wl_q1, %wl_q0;",
+        ]
+        for part, words in enumerate(_WORDS):
+            text += _loaded(part) if part else []
+            text += self._chunk(part, words, at_end=at_end)
+        return [
+            *text,
+            f"shl.b32 %wl_r3, %wl_x4, {_CHUNK_SHIFT};",
+            "cvt.u64.u32 %wl_q1, %wl_r3;",
+            "add.u64 %wl_q0, %wl_q0, %wl_q1;",
+            "mov.b64 {%wl_x0, %wl_x1}, %wl_q0;",
+            "sub.u32 %wl_x2, %wl_x2, %wl_x4;",
+            "add.u32 %wl_x3, %wl_x3, %wl_r4;",
+            "bar.warp.sync 0xffffffff;",  # all have read what the next line changes
+            f"@%wl_lane st.shared.v4.u32 [%wl_r5+{_STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_x3}};",
+        ]
+
+    def _chunk(self, part: int, words: Sequence[str], *, at_end: bool) -> list[str]:
+        """A lane's four words of a chunk."""
+        at = part * _AT_ONCE
+        header = (
+            ("%wl_p5", words[0], "%wl_r12"),
+            ("%wl_p5", words[1], "%wl_r13"),
+            ("%wl_p4", words[0], "%wl_r6"),
+            ("%wl_p4", words[1], "%wl_r8"),
+            ("%wl_p4", words[2], "%wl_r10"),
+            ("%wl_p4", words[3], "%wl_x9"),
+        )
+        return [
+            f"add.u32 %wl_r2, %wl_x12, {at};",
+            "setp.lt.u32 %wl_p2, %wl_r2, %wl_x4;",
+            f"mul.lo.u32 %wl_x9, %wl_r2, {_SLOTS};",
+            "min.u32 %wl_x9, %wl_x9, %wl_r4;",  # a last chunk may have none
+            "sub.u32 %wl_x11, %wl_r4, %wl_x9;",
+            f"min.u32 %wl_x11, %wl_x11, {_SLOTS};",
+            "add.u32 %wl_x9, %wl_x9, %wl_x3;",
+            f"shl.b32 %wl_r8, %wl_x11, {layout.META_COUNT_SHIFT};",
+            "or.b32 %wl_r8, %wl_r8, %wl_r7;",
+            *(self._ends(words) if at_end else []),
+            "setp.eq.u32 %wl_p4, %wl_x13, 0;",
+            "setp.eq.u32 %wl_p5, %wl_x13, 1;",
+            *(f"selp.b32 {word}, {own}, {word}, {which};" for which, word, own in header),
+            f"@%wl_p2 st.global.cs.v4.u32 [%wl_q1+{at << _CHUNK_SHIFT}], {{{', '.join(words)}}};",
+        ]
+
+    def _more(self, out: str) -> list[str]:
+        """Another slab for the slot that goes out at `$wl_out_`; or what is in it is counted as lost.
+
+        A warp that is not recorded seems to have no space.
+        """
+        return [
+            "bar.warp.sync 0xffffffff;",
+            "mov.u32 %wl_x10, %laneid;",
+            "setp.eq.u32 %wl_lane, %wl_x10, 0;",
+            "ld.shared.v4.u32 {%wl_block, %wl_left, %wl_grid, %wl_gt}, [%wl_r5];",
+            "setp.ge.s32 %wl_p1, %wl_x2, 0;",
+            f"@%wl_p1 bra.uni $wl_more_{out};",
+            "add.u32 %wl_gt, %wl_gt, %wl_r4;",
+            f"@%wl_lane st.shared.u32 [%wl_r5+{_LOST}], %wl_gt;",
+            f"bra.uni $wl_empty_{out};",
+            f"$wl_more_{out}:",
+            "mov.u32 %wl_seq, %wl_x3;",
+            f"ld.{self.space}.u64 %wl_control, [{self.descriptor}];",
+            "mov.u32 %wl_slab, 0;",
+            f"@%wl_w ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
+            *growth(self.listed),
+            *slab_of(CHUNKS),
+            *self._cursor(),
+            "mov.u32 %wl_index, 0xffffffff;",
+            f"@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
+            *self._take("%wl_w"),
+            f"@%wl_lane st.shared.v4.u32 [%wl_r5+{_STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_seq}};",
+            "bar.warp.sync 0xffffffff;",
+            f"bra.uni $wl_out_{out};",
+        ]
+
+    def end(self, number: int, together: bool) -> list[str]:
+        """What is in the slot, with the warp's end, and in a block's first warp the block record. Raises NotTogether."""
+        out = f"end_{number}"
+        return [
+            "mov.u64 %wl_now, %clock64;",
+            "mov.u64 %wl_end, %globaltimer;",
+            *self._is_full(str(_LAST_BESIDE_BLOCK_RECORD), _whole(together)),
+            f"@%wl_full bra.uni $wl_next_{number};",
+            f"$wl_back_{number}:",
+            *self._count(),
+            f"bra.uni $wl_out_{out};",
+            f"$wl_slab_{out}:",
+            *self._more(out),
+            f"$wl_out_{out}:",
+            *self._load(),
+            f"and.b32 %wl_r14, %wl_r7, {WARPS};",
+            "setp.eq.u32 %wl_p0, %wl_r14, 0;",
+            f"selp.b32 %wl_x4, {2 * _SLOTS - 1 - layout.BLOCK_RECORD_SLOTS}, {_SLOTS - 1}, %wl_p0;",
+            "add.u32 %wl_x4, %wl_x4, %wl_r4;",
+            *_chunks_of("%wl_x4"),
+            "max.u32 %wl_x4, %wl_x4, 1;",
+            "setp.lt.s32 %wl_p1, %wl_x2, %wl_x4;",
+            f"@%wl_p1 bra.uni $wl_slab_{out};",
+            f"ld.shared.u32 %wl_r14, [%wl_r5+{_GLOBALTIMER}];",
+            *self._write(at_end=True),
+            f"$wl_empty_{out}:",
+            f"ld.shared.u32 %wl_gt, [%wl_r5+{_LOST}];",
+            "setp.ne.and.u32 %wl_p2, %wl_gt, 0, %wl_w;",
+            *self._lose_all(),
+        ]
+
+    def _ends(self, words: Sequence[str]) -> list[str]:
+        """The last chunk's flags, and the block record in a lane's words, of the block's first warp (%wl_p0)."""
+        of_warp, of_block = (
+            int(flags) << layout.META_FLAGS_SHIFT for flags in (ChunkFlag.LAST, ChunkFlag.LAST | ChunkFlag.BLOCK_RECORD)
+        )
+        picked = (
+            ("%wl_p4", ("%wl_r14", "%wl_x0", "%wl_x1", "%wl_r15")),
+            ("%wl_p5", (str(self.sites_hash), "%wl_r9", "0", "0")),
+        )
+        return [
+            "sub.u32 %wl_r3, %wl_x4, 1;",
+            "setp.eq.u32 %wl_p3, %wl_r2, %wl_r3;",
+            f"selp.b32 %wl_r9, {of_block}, {of_warp}, %wl_p0;",
+            "selp.b32 %wl_r9, %wl_r9, 0, %wl_p3;",
+            "or.b32 %wl_r8, %wl_r8, %wl_r9;",
+            "and.pred %wl_p3, %wl_p3, %wl_p0;",
+            "setp.eq.and.u32 %wl_p4, %wl_x13, 6, %wl_p3;",
+            "setp.eq.and.u32 %wl_p5, %wl_x13, 7, %wl_p3;",
+            "mov.b64 {%wl_x0, %wl_x1}, %wl_end;",
+            "mov.u32 %wl_r15, %smid;",
+            "mov.u64 %wl_q3, %gridid;",
+            "mov.b64 {%wl_r3, %wl_r9}, %wl_q3;",
+            *(
+                f"selp.b32 {word}, {own}, {word}, {which};"
+                for which, record in picked
+                for word, own in zip(words, record, strict=True)
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class FrugalStagedRecorder(StagedRecorder):
+    """As `StagedRecorder`, but a loop's records have no registers of their own."""
+
+    def _keep_records(self, records: int) -> list[str]:
+        """None."""
+        del records
+        return []
+
+
+def _whole(together: bool) -> bool:
+    if not together:
+        raise NotTogether
+    return together
+
+
+def _loaded(part: int) -> list[str]:
+    """A lane's four words, of its chunk or of one so much further on."""
+    words = _WORDS[part]
+    return [
+        f"ld.shared.v2.u32 {{{words[at]}, {words[at + 1]}}}, [%wl_x14+{_FURTHER * part + 4 * at}];" for at in (0, 2)
+    ]
+
+
+def _chunks_of(register: str) -> list[str]:
+    """How many chunks so many records fill, 25 having been added."""
+    return [f"mul.lo.u32 {register}, {register}, {_PER_CHUNK};", f"shr.u32 {register}, {register}, {_PER_CHUNK_SHIFT};"]
