@@ -349,7 +349,7 @@ class Flow:
     def _lanes(self) -> tuple[Lanes, Lanes]:
         from warplens.instrument.lanes import Lanes
 
-        return Lanes(self), Lanes(self, to_the_end=True)
+        return Lanes.both(self)
 
     @property
     def lone(self) -> frozenset[int]:
