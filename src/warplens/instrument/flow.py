@@ -11,7 +11,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -153,7 +153,7 @@ class Flow:
             if len(inner) < most / 2:
                 return
             for number, place in inner.items():
-                self.code[number] = replace(self.code[number], place=place)
+                self.code[number].place = place
 
     def scoped(self, number: int, name: str) -> str:
         """What tells a register of an instruction's from one of the same name that other braces declare."""
