@@ -11,7 +11,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -79,8 +79,10 @@ class Flow:
         self._scopes: list[tuple[int, ...]] = []
         self._declared: dict[int, set[str]] = {}  # registers that braces have of their own
         self._bits: dict[str, int] = {}  # of registers outside of braces; `%r<` of all that `%r<9>` declares
-        self._said: dict[Place, tuple[Place, ...]] = {}  # the chain of a place, where it was said last
+        self._inlined: dict[Place, tuple[Place, ...]] = {}  # the chain of a place, where it was said last
         self._chains: list[tuple[Place, ...]] = []  # of each instruction, from the kernel into what was inlined
+        self.said: dict[int, tuple[Place, Place | None]] = {}
+        """What each `.loc` says (`Module.loc`), by its statement."""
         self.not_read: list[str] = []
         """A line for each directive that is not known, with what stands behind it on its line."""
         self._read()
@@ -112,6 +114,8 @@ class Flow:
                     self._scopes.append(tuple(scope))
                     self._chains.append(chain)
             elif kind == LINE:
+                if (said := module.loc(index)) is not None:
+                    self.said[index] = said
                 chain = self._chain(index) or chain
                 place = chain[0] if chain and chain[0][1] else place
             elif kind == UNKNOWN:
@@ -153,7 +157,7 @@ class Flow:
             if len(inner) < most / 2:
                 return
             for number, place in inner.items():
-                self.code[number] = replace(self.code[number], place=place)
+                self.code[number].place = place
 
     def scoped(self, number: int, name: str) -> str:
         """What tells a register of an instruction's from one of the same name that other braces declare."""
@@ -169,18 +173,17 @@ class Flow:
 
     def _chain(self, index: int) -> tuple[Place, ...]:
         """The calls that a `.loc` was inlined through, the kernel's own first; empty for what is none."""
-        found = self.module.loc(index)
-        if found is None:
+        if index not in self.said:
             return ()
-        own, inlined_at = found
+        own, inlined_at = self.said[index]
         comment = _LINE_COMMENT.match(self.module.text, self.module.statements[index].end)
         if comment and "@[" in comment[1] and (outer := _OUTER.search(comment[1])) and outer[1] in self._numbered:
             return ((self._numbered[outer[1]], int(outer[2]), int(outer[3])),)
         if not inlined_at:
             return (own,)
         # A template that calls itself, for one member of a tuple less, is inlined at the place where it stands.
-        self._said[own] = (*self._said.get(inlined_at, (inlined_at,)), own)[:_LONGEST_CHAIN]
-        return self._said[own]
+        self._inlined[own] = (*self._inlined.get(inlined_at, (inlined_at,)), own)[:_LONGEST_CHAIN]
+        return self._inlined[own]
 
     @cached_property
     def _numbered(self) -> dict[str, int]:
@@ -261,8 +264,7 @@ class Flow:
     @cached_property
     def ends_at_label(self) -> bool:
         """Whether a branch leads to a label that no instruction follows."""
-        leaves = [number for number in range(len(self.code)) if self.leaves(number)]
-        return any(self.code[number].name not in ("ret", "exit") for number in leaves)
+        return any(not self._exists(label) for labels in self._targets.values() for label in labels or ())
 
     def _exists(self, label: int) -> bool:
         """Whether an instruction stands behind the label: else it is the function's end."""
@@ -349,7 +351,7 @@ class Flow:
     def _lanes(self) -> tuple[Lanes, Lanes]:
         from warplens.instrument.lanes import Lanes
 
-        return Lanes(self), Lanes(self, to_the_end=True)
+        return Lanes.both(self)
 
     @property
     def lone(self) -> frozenset[int]:

@@ -48,7 +48,8 @@ class Hoister:
         self._flow, self._marks, self._fixed = flow, marks, fixed
         self._scopes = Scopes(flow)
         self._marked = {flow.block_of[mark.index] for mark in marks}
-        self._written = {name for own in flow.code for name in _first(own)}
+        self._first = [_first(own) for own in flow.code]
+        self._written = set().union(*self._first)
         # What a product reads or writes in its own time is in use up to the wait for it, which does not name it.
         products = [own for own in flow.code if own.name in ("wgmma", "tcgen05")]
         named = [text for own in products for text in (*_BRACES.findall(own.operands), _written(own))]
@@ -100,7 +101,7 @@ class Hoister:
         out: dict[int, Mark] = {}
         for number in range(start, stop):
             own = self._flow.code[number]
-            targets = _first(own)
+            targets = self._first[number]
             names = {*_NAME.findall(own.operands), *([own.predicate] if own.predicate else [])}
             place: float = number
             used.update(dict.fromkeys(pins.get(number, ()), place))
@@ -144,7 +145,7 @@ class Hoister:
                 continue
             needed = {*_NAME.findall(code[product].operands)}
             for number in range(product - 1, first - 1, -1):
-                if not needed.isdisjoint(_first(code[number])):
+                if not needed.isdisjoint(self._first[number]):
                     out.add(number)
                     needed.update(_NAME.findall(code[number].operands))
         return out
@@ -156,8 +157,9 @@ class Hoister:
             return False
         if _MAY_FUSE.match(own.opcode):
             return False
-        of_warp = _OF_WARPS.match(f"{own.opcode} {own.operands}") and not self._flow.is_in_part(number, False)
-        if own.name not in _PURE and not of_warp:
+        if own.name not in _PURE and not (
+            _OF_WARPS.match(f"{own.opcode} {own.operands}") and not self._flow.is_in_part(number, False)
+        ):
             return False
         if block in self._flow.blocks[block].after and block not in self._marked:
             return False  # it asks in turns

@@ -71,8 +71,7 @@ class Inserter:
         self._asked: dict[int, int] = {}  # the question for space of a ret within braces
         self._scopes = Scopes(flow)
         self.pieces: list[Piece] = []
-        said = [(n, flow.module.loc(n)) for n in range(flow.function.first, flow.function.last)]
-        self._said = [(number, *own) for number, own in said if own is not None]  # of each `.loc`
+        self._said = [(number, *own) for number, own in flow.said.items()]  # of each `.loc`
         self._places = [self._statements[number].start for number, _, _ in self._said]
         self._file = marks_file(flow.module)
 

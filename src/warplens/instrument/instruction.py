@@ -7,23 +7,23 @@ it writes its first operand.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Final
 
 Place = tuple[int, int, int]
 """File number, line and column of a `.loc`."""
 
-_REGISTER: Final = re.compile(r"[%A-Za-z_$][\w$%]*(?:\.[xyzwrgba]\b)?")
+_REGISTER: Final = re.compile(r"([%A-Za-z_$][\w$%]*)(?:\.[xyzwrgba]\b)?")  # a vector's name for one of its parts
 _ODD_BLANKS: Final = re.compile(r"(?<!,)\s|,\s\s|[\t\r\n]")
 _ROUND_MARKS: Final = re.compile(r" ?([^\w\s$%]) ?")
 _CALLED: Final = re.compile(r"(?:\([^()]*\)\s*,\s*)?([\w$%.]+)")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Instruction:
     """`statement`: its index in the module. `name`: the opcode up to its first dot. `place`: where the innermost `.loc`
-    before it stands, in the kernel."""
+    before it stands, in the kernel. `targets`: registers that it writes; `sources`: registers, symbols and special
+    registers that it reads, its predicate among them; `%tid` for `%tid.x`."""
 
     statement: int
     predicate: str
@@ -32,19 +32,15 @@ class Instruction:
     name: str
     operands: str
     place: Place
+    targets: list[str] = field(init=False)
+    sources: list[str] = field(init=False)
 
-    @cached_property
-    def targets(self) -> tuple[str, ...]:
-        """Registers that it writes."""
-        if self._writes_none:
-            return ()
-        return tuple(_registers(self.written))
-
-    @cached_property
-    def sources(self) -> tuple[str, ...]:
-        """Registers, symbols and special registers that it reads, its predicate among them; `%tid` for `%tid.x`."""
-        named = _registers(self.operands if self._writes_none else self.operands[len(self.written) :])
-        return (*named, self.predicate) if self.predicate else tuple(named)
+    def __post_init__(self) -> None:
+        written = "" if self._writes_none else self.written
+        self.targets = _REGISTER.findall(written)
+        self.sources = _REGISTER.findall(self.operands[len(written) :])
+        if self.predicate:
+            self.sources.append(self.predicate)
 
     @property
     def _writes_none(self) -> bool:
@@ -76,11 +72,6 @@ def squeezed(operands: str) -> str:
     if not _ODD_BLANKS.search(operands):
         return operands
     return _ROUND_MARKS.sub(r"\1", " ".join(operands.split())).replace(",", ", ")
-
-
-def _registers(text: str) -> list[str]:
-    """Names in operands, a vector's for one of its parts."""
-    return [name.partition(".")[0] for name in _REGISTER.findall(text)]
 
 
 _NO_TARGET: Final = frozenset(

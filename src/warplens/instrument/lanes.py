@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from warplens.instrument.read import integer
@@ -48,23 +49,35 @@ class Lanes:
     `to_the_end`: also those whose other lanes meet them only at the function's end.
     """
 
-    def __init__(self, flow: Flow, *, to_the_end: bool = False) -> None:
-        self._flow, self._to_the_end = flow, to_the_end
+    def __init__(self, flow: Flow) -> None:
+        self._flow, self._to_the_end = flow, False
         self._sources = [self._scoped(number, own.sources) for number, own in enumerate(flow.code)]
         self._targets = [self._scoped(number, own.targets) for number, own in enumerate(flow.code)]
+        self._users = _numbers_of(self._sources)
+        self._set_by = _numbers_of(self._targets)
         self._threads = self._thread_numbers() if flow.one_dimensional() else {}
         self._parameters = frozenset(re.findall(r"[\w$%]+", flow.module.bare(flow.function.head)))
-        self._users: dict[str, list[int]] = {}
-        for number, sources in enumerate(self._sources):
-            for source in sources:
-                self._users.setdefault(source, []).append(number)
-        self._differing: set[str] = set()
+        self._differing = {name for name in self._users if name in _DIFFER or name.startswith(_BY_LANE)}
         self._steps = 0
         self._ends = frozenset(block for block in range(len(flow.blocks)) if self._leaves(block))
         self.apart: frozenset[int] = frozenset()
         self.parting: frozenset[int] = frozenset()
-        branches = [b for b, block in enumerate(flow.blocks) if len(block.after) > 1]
         self._spread(range(len(flow.code)))
+
+    @classmethod
+    def both(cls, flow: Flow) -> tuple[Lanes, Lanes]:
+        """Without and with `to_the_end`: what registers hold where no branch parts lanes is found once."""
+        own = cls(flow)
+        other = copy(own)
+        other._to_the_end, other._differing = True, own._differing.copy()
+        own._part()
+        other._part()
+        return own, other
+
+    def _part(self) -> None:
+        """Finds the blocks to which branches part lanes, and the registers that differ because of it."""
+        flow = self._flow
+        branches = [b for b, block in enumerate(flow.blocks) if len(block.after) > 1]
         done: set[int] = set()
         while new := [b for b in branches if b not in done and self._parts(b)]:
             done |= set(new)
@@ -77,12 +90,8 @@ class Lanes:
     def _thread_numbers(self) -> dict[str, int]:
         """Registers that hold the number of the thread, or of the thread in a group of whole warps, and how much more
         than it: `(tid & 127) + 31`. None but those that are set once."""
-        set_by: dict[str, list[int]] = {}
-        for number, targets in enumerate(self._targets):
-            for name in targets:
-                set_by.setdefault(name, []).append(number)
         found: dict[str, int] = {}
-        for register, numbers in set_by.items():  # in the order of the text, as they are made of each other
+        for register, numbers in self._set_by.items():  # in the order of the text, as they are made of each other
             more = self._more(numbers[0], found) if len(numbers) == 1 else None
             if more is not None:
                 found[register] = more
@@ -91,9 +100,11 @@ class Lanes:
     def _more(self, number: int, found: dict[str, int]) -> int | None:
         """How much more than a thread's number an instruction gives; None for another value."""
         own = self._flow.code[number]
+        if own.predicate or own.name not in ("mov", "add", "and"):
+            return None
         parts = self._operands(number)
         before = 0 if parts[-1] == "%tid.x" else found.get(parts[1]) if len(parts) > 1 else None
-        if before is None or own.predicate:
+        if before is None:
             return None
         if own.name == "mov":
             return before
@@ -106,7 +117,7 @@ class Lanes:
 
     def _spread(self, begin: Iterable[int]) -> None:
         """Finds all registers that differ, from these instructions on."""
-        pending = list(begin)
+        pending = [*begin][::-1]  # in the order of the text, as they are made of each other
         block_of = self._flow.block_of
         while pending:
             number = pending.pop()
@@ -136,8 +147,7 @@ class Lanes:
             named = [source for source in sources if source[:1] != "%"]
             if named:
                 return self._parameters.isdisjoint(named)
-        apart = any(name in self._differing or name in _DIFFER or name.startswith(_BY_LANE) for name in sources)
-        return apart and not self._drops_the_lane(number, own)
+        return not self._differing.isdisjoint(sources) and not self._drops_the_lane(number, own)
 
     def _operands(self, number: int) -> list[str]:
         return self._scoped(number, [part.strip() for part in self._flow.code[number].operands.split(",")])
@@ -147,7 +157,9 @@ class Lanes:
 
     def _drops_the_lane(self, number: int, own: Instruction) -> bool:
         """Whether it makes of the thread's number something that a warp has once."""
-        parts = self._operands(number) if self._threads else []
+        if not self._threads or own.name not in ("shr", "bfe", "and", "setp"):
+            return False
+        parts = self._operands(number)
         if len(parts) < 3 or parts[1] not in self._threads:
             return False
         value, more = integer(parts[2]), self._threads[parts[1]]
@@ -164,9 +176,8 @@ class Lanes:
 
     def _is_whole(self, clamp: str) -> bool:
         """Whether a shuffle's fourth operand makes one segment of the warp: else each of its segments has a lane 0."""
-        code, targets = self._flow.code, self._targets
-        made = [own.operands for own, names in zip(code, targets, strict=True) if clamp in names]
-        value = integer(made[0].rpartition(",")[2].strip() if len(made) == 1 else clamp)
+        made = {*self._set_by.get(clamp, ())}
+        value = integer(self._flow.code[made.pop()].operands.rpartition(",")[2].strip() if len(made) == 1 else clamp)
         return value is not None and value >> 8 & 31 == 0
 
     def is_same(self, operand: str) -> bool:
@@ -217,3 +228,12 @@ class Lanes:
     def _only_ends(self, block: int) -> bool:
         own = self._flow.blocks[block]
         return not own.after and own.stop - own.start == 1
+
+
+def _numbers_of(listed: list[list[str]]) -> dict[str, list[int]]:
+    """Where each name stands in the lists."""
+    out: dict[str, list[int]] = {}
+    for number, names in enumerate(listed):
+        for name in names:
+            out.setdefault(name, []).append(number)
+    return out

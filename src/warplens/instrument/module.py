@@ -367,7 +367,7 @@ class _Entry:
         A kernel without any reads the word at 0, but where it may be in a cluster: there to read that is an illegal
         instruction. Of what a launch says the size of there may be nothing: it comes last.
         """
-        named = {name for own in self._flow.code for name in _SYMBOL.findall(own.operands)}
+        named = {*_SYMBOL.findall("\n".join(own.operands for own in self._flow.code))}
         own = [found for found in self._declared_shared() if found[0] in named]
         fixed = next((name for name, of_launch in own if not of_launch), None)
         if fixed is not None:
@@ -391,8 +391,8 @@ class _Entry:
 
     def _may_be_in_cluster(self) -> bool:
         head = self._flow.module.bare(self._flow.function.head)
-        own = any(_OF_CLUSTERS.search(f"{own.opcode} {own.operands}") for own in self._flow.code)
-        return own or "cluster" in head or self._flow.may_call(_OF_CLUSTERS)
+        own = _OF_CLUSTERS.search("\n".join(f"{own.opcode} {own.operands}" for own in self._flow.code))
+        return own is not None or "cluster" in head or self._flow.may_call(_OF_CLUSTERS)
 
 
 def site_text(site_set: dict[str, Any]) -> str:

@@ -19,32 +19,34 @@ from warplens.instrument.instruction import Instruction
 from warplens.instrument.read import integer
 
 _WAITS: Final = (
-    (re.compile(r"(?:bar|barrier)(?:\.cta)?\.(?:sync|red)\b"), "barrier", "barrier {0}", True),
-    (re.compile(r"barrier\.cluster\.wait"), "cluster barrier", "cluster barrier", True),
-    (re.compile(r"cp\.async\.wait_(?:group|all)"), "cp.async", "cp.async", False),
-    (re.compile(r"cp\.async\.bulk\.wait_group\.read"), "bulk copies read", "bulk copies", False),
-    (re.compile(r"cp\.async\.bulk\.wait_group"), "bulk copies", "bulk copies", False),
-    (re.compile(r"wgmma\.wait_group"), "wgmma", "wgmma", False),
-    (re.compile(r"tcgen05\.wait::ld"), "tensor memory loads", "tensor memory loads", True),
-    (re.compile(r"tcgen05\.wait::st"), "tensor memory stores", "tensor memory stores", True),
-    (re.compile(r"griddepcontrol\.wait"), "earlier grid", "earlier grid", False),
-    (re.compile(r"nanosleep"), "nanosleep", "", False),
+    (r"(?:bar|barrier)(?:\.cta)?\.(?:sync|red)\b", "barrier", "barrier {0}", True),
+    (r"barrier\.cluster\.wait", "cluster barrier", "cluster barrier", True),
+    (r"cp\.async\.wait_(?:group|all)", "cp.async", "cp.async", False),
+    (r"cp\.async\.bulk\.wait_group\.read", "bulk copies read", "bulk copies", False),
+    (r"cp\.async\.bulk\.wait_group", "bulk copies", "bulk copies", False),
+    (r"wgmma\.wait_group", "wgmma", "wgmma", False),
+    (r"tcgen05\.wait::ld", "tensor memory loads", "tensor memory loads", True),
+    (r"tcgen05\.wait::st", "tensor memory stores", "tensor memory stores", True),
+    (r"griddepcontrol\.wait", "earlier grid", "earlier grid", False),
+    (r"nanosleep", "nanosleep", "", False),
 )
 """Opcode, what is waited for, the resource ({0}: its first operand), whether a clock behind it can come too early."""
 _INSTANTS: Final = (
-    (re.compile(r"mbarrier\.arrive"), "arrive", "arrive {1}", "mbarrier"),
-    (re.compile(r"cp\.async\.mbarrier\.arrive"), "mark", "issue cp.async for mbarrier", "mbarrier"),
-    (re.compile(r"tcgen05\.commit"), "mark", "tcgen05 commit", "mbarrier"),
-    (re.compile(r"(?:bar|barrier)(?:\.cta)?\.arrive"), "arrive", "arrive barrier {0}", "barrier {0}"),
-    (re.compile(r"barrier\.cluster\.arrive"), "arrive", "arrive cluster barrier", "cluster barrier"),
-    (re.compile(r"griddepcontrol\.launch_dependents"), "arrive", "let the next grid begin", "next grid"),
-    (re.compile(r"cp\.async\.bulk(?:\.tensor)?\.\S*mbarrier"), "mark", "issue bulk load", "mbarrier"),
-    (re.compile(r"cp\.async\.bulk(?:\.tensor)?\.\S*bulk_group"), "mark", "issue bulk store", ""),
-    (re.compile(r"wgmma\.mma_async"), "mark", "issue wgmma", ""),
-    (re.compile(r"tcgen05\.mma"), "mark", "issue tcgen05.mma", ""),
-    (re.compile(r"fence\.proxy"), "mark", "fence.proxy", ""),
+    (r"mbarrier\.arrive", "arrive", "arrive {1}", "mbarrier"),
+    (r"cp\.async\.mbarrier\.arrive", "mark", "issue cp.async for mbarrier", "mbarrier"),
+    (r"tcgen05\.commit", "mark", "tcgen05 commit", "mbarrier"),
+    (r"(?:bar|barrier)(?:\.cta)?\.arrive", "arrive", "arrive barrier {0}", "barrier {0}"),
+    (r"barrier\.cluster\.arrive", "arrive", "arrive cluster barrier", "cluster barrier"),
+    (r"griddepcontrol\.launch_dependents", "arrive", "let the next grid begin", "next grid"),
+    (r"cp\.async\.bulk(?:\.tensor)?\.\S*mbarrier", "mark", "issue bulk load", "mbarrier"),
+    (r"cp\.async\.bulk(?:\.tensor)?\.\S*bulk_group", "mark", "issue bulk store", ""),
+    (r"wgmma\.mma_async", "mark", "issue wgmma", ""),
+    (r"tcgen05\.mma", "mark", "issue tcgen05.mma", ""),
+    (r"fence\.proxy", "mark", "fence.proxy", ""),
 )
 """Opcode, verb, what is done, the resource: of a `mark`, the one that hardware arrives at when it is done."""
+_WAIT: Final = re.compile("|".join(f"({own[0]})" for own in _WAITS))
+_INSTANT: Final = re.compile("|".join(f"({own[0]})" for own in _INSTANTS))
 _REMOTE: Final = re.compile(r"\S*(?:\.multicast|mbarrier\.arrive\S*\.shared::cluster)")
 _MAKES: Final = re.compile(r"mbarrier\.(?:init|arrive_drop)")
 _ASKS: Final = re.compile(r"mbarrier\.(?:try_wait|test_wait)")
@@ -126,19 +128,19 @@ class Waits:
         return loads > 0
 
     def _single(self, number: int, own: Instruction) -> Wait | None:
-        for pattern, what, resource, settles in _WAITS:
-            if pattern.match(own.opcode):
-                if own.opcode.startswith(("bar.warp", "barrier.cluster")) and what == "barrier":
-                    return None
-                first = own.operands.partition(",")[0].strip()
-                if what == "barrier":  # of a reduction the first operand is its result
-                    parts = [part.strip() for part in own.operands.split(",")]
-                    first = parts[1] if ".red" in own.opcode and len(parts) > 1 else first
-                    return Wait(number, number, f"barrier {self._value(first)}", f"barrier {self._value(first)}", True)
-                if what == "cluster barrier":
-                    settles = not self._in_cluster
-                return Wait(number, number, what, resource, settles)
-        return None
+        found = _WAIT.match(own.opcode)
+        if found is None:
+            return None
+        _, what, resource, settles = _WAITS[(found.lastindex or 0) - 1]
+        if own.opcode.startswith(("bar.warp", "barrier.cluster")) and what == "barrier":
+            return None
+        if what == "barrier":  # of a reduction the first operand is its result
+            parts = [part.strip() for part in own.operands.split(",")]
+            first = parts[1] if ".red" in own.opcode and len(parts) > 1 else parts[0]
+            return Wait(number, number, f"barrier {self._value(first)}", f"barrier {self._value(first)}", True)
+        if what == "cluster barrier":
+            settles = not self._in_cluster
+        return Wait(number, number, what, resource, settles)
 
     @cached_property
     def _in_cluster(self) -> bool:
@@ -173,22 +175,22 @@ class Waits:
         out: list[Instant] = []
         before = (-2, "", "")
         for number, own in enumerate(self._flow.code):
-            for pattern, verb, what, resource in _INSTANTS:
-                if not pattern.match(own.opcode):
-                    continue
-                found = self._mbarrier(own) if resource == "mbarrier" else resource
-                if resource == "mbarrier" and _REMOTE.match(own.opcode):
-                    found = layout.REMOTE + found
-                first = self._value(own.operands.partition(",")[0].strip())
-                makes = self._makes(number) if resource == "mbarrier" else None
-                instant = Instant(number, verb, what.format(first, found), found.format(first), makes)
-                same = before[1:] == (what, found) and self._flow.block_of[before[0]] == self._flow.block_of[number]
-                if verb != "mark" or not same:
-                    out.append(instant)
-                else:
-                    out[-1] = replace(out[-1], arrivals=self._together(out[-1], instant))
-                before = number, what, found
-                break
+            matched = _INSTANT.match(own.opcode)
+            if matched is None:
+                continue
+            _, verb, what, resource = _INSTANTS[(matched.lastindex or 0) - 1]
+            found = self._mbarrier(own) if resource == "mbarrier" else resource
+            if resource == "mbarrier" and _REMOTE.match(own.opcode):
+                found = layout.REMOTE + found
+            first = self._value(own.operands.partition(",")[0].strip())
+            makes = self._makes(number) if resource == "mbarrier" else None
+            instant = Instant(number, verb, what.format(first, found), found.format(first), makes)
+            same = before[1:] == (what, found) and self._flow.block_of[before[0]] == self._flow.block_of[number]
+            if verb != "mark" or not same:
+                out.append(instant)
+            else:
+                out[-1] = replace(out[-1], arrivals=self._together(out[-1], instant))
+            before = number, what, found
         return out
 
     @cached_property
@@ -382,7 +384,7 @@ _COMPUTES: Final = frozenset(
 
 def notable(code: list[Instruction]) -> Iterator[str]:
     """Words for what a stretch of code does, the weightiest first."""
-    opcodes = [own.opcode for own in code]
+    opcodes = {own.opcode for own in code}
     for word, pattern in _NOTABLE:
         if any(pattern.match(opcode) for opcode in opcodes):
             yield word
