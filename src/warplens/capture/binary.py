@@ -74,6 +74,11 @@ def is_cubin(elf: bytes) -> bool:
     return elf[:4] == b"\x7fELF" and elf[18:20] == _MACHINE
 
 
+def is_program(elf: bytes) -> bool:
+    """Whether the file is code of the host, a program, a library or an object, which may hold GPU code."""
+    return elf[:4] == b"\x7fELF" and len(elf) >= 20 and not is_cubin(elf)
+
+
 def _entries(fatbin: bytes) -> list[tuple[int, int]]:
     """Kind and architecture of each entry of the containers in a section; stops at what is none."""
     out = []

@@ -6,9 +6,11 @@ open files and the exit code to itself: this process only waits, also through Ct
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +31,7 @@ GRACE_S: Final = 5.0
 AGAIN_S: Final = 30.0
 """Behind a save, in which Ctrl-C ends the program: one that comes later means something else."""
 TICK_S: Final = 1.0
+_LINE_BYTES: Final = 4096
 TIMED_OUT: Final = 124
 """As timeout(1) has it."""
 
@@ -89,9 +92,12 @@ def run(
     watch = watch or Watch()
     with _patient(watch) as begun:
         try:
-            child = subprocess.Popen(command, env={**environment(text), **more}, close_fds=False)
+            child = _start(command, {**environment(text), **more})
         except OSError as error:
-            raise UsageError(f"cannot run {command[0]}: {error.strerror or error}") from error
+            why = error.strerror or error
+            if error.errno == errno.ENOENT and os.sep in command[0] and Path(command[0]).exists():
+                why = "what its first line names, or its loader, is not there"
+            raise UsageError(f"cannot run {command[0]}: {why}") from error
         begun(child)
         try:
             code = _wait(child, timeout_s, watch)
@@ -102,6 +108,20 @@ def run(
     if code < 0:
         return Ending(128 - code, f"it was ended by {_name(-code)}")
     return Ending(code)
+
+
+def _start(command: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """As execvp and shells do, a script without a `#!` line is run by sh."""
+    try:
+        return subprocess.Popen(command, env=variables, close_fds=False)
+    except OSError as error:
+        script = shutil.which(command[0])
+        if error.errno != errno.ENOEXEC or script is None:
+            raise
+        with Path(script).open("rb") as stream:
+            if b"\0" in stream.readline(_LINE_BYTES):  # a program of another machine
+                raise
+        return subprocess.Popen(["/bin/sh", script, *command[1:]], env=variables, close_fds=False)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

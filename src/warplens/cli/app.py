@@ -11,6 +11,7 @@ import difflib
 import importlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -77,7 +78,10 @@ class App(click.Group):
             near = [_ELSEWHERE[args[0]]] if args[0] in _ELSEWHERE else difflib.get_close_matches(args[0], COMMANDS)
             hint = f": did you mean {' or '.join(near)}?" if near else ""
             raise click.UsageError(f"no command {args[0]!r}{hint}", ctx)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:  # which is a shell that completes a line
+            _refuse_twice(click.Context(command, ctx, name, **command.context_settings), rest)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Writes the list of commands without importing them."""
@@ -123,6 +127,16 @@ class App(click.Group):
             _complain(message)
         _close_streams()
         sys.exit(code or FINE)
+
+
+def _refuse_twice(ctx: click.Context, args: list[str]) -> None:
+    """UsageError where an option that takes one value is given more: click takes the last and says nothing, so that
+    `-k reduce -k softmax` would leave one of the two kernels out."""
+    for param, times in Counter(ctx.command.make_parser(ctx).parse_args(list(args))[2]).items():
+        if times > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag or param.count):
+            both = ": 'A|B' finds what A or B finds" if param.metavar == "REGEX" else ""
+            names = " / ".join(param.opts)
+            raise click.UsageError(f"{names} is there {times} times and takes one value{both}", ctx)
 
 
 def _prepare_streams() -> None:

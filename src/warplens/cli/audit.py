@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MAGIC: Final = b"\x7fELF"
 _ZIP: Final = b"PK\x03\x04"
 _MAX_CUBIN_BYTES: Final = 256 << 20
+_LOOK_BYTES: Final = 64 << 10
 _FACTS: Final = {
     "instructions": "instructions",
     "loads": "loads",
@@ -64,7 +65,7 @@ def audit(
         raise UsageError(f"--kernel, --clean, --clean-file and --sites choose within a cubin: {file} is none")
     else:
         if head and head != _ZIP:
-            raise FileError(f"{file}: expected a trace (.wlens) or a cubin, found a file that begins with {head!r}")
+            raise FileError(f"{file}: expected a trace (.wlens) or a cubin, found {_what_else(file, head)}")
         kernels = _of_trace(file)
     if as_json:
         print_json(visible_tree({"file": str(file), "kernels": kernels}))
@@ -80,6 +81,20 @@ def _head(file: Path) -> bytes:
             return stream.read(len(_MAGIC)) if file.is_file() else b""
     except OSError as error:
         raise FileError(f"cannot open {file}: {error.strerror or error}") from error
+
+
+def _what_else(file: Path, head: bytes) -> str:
+    """What a file is that holds no machine code by itself, and how to come by that."""
+    from warplens.instrument.head import target
+    from warplens.instrument.read import without_comments
+
+    with file.open("rb") as stream:
+        begin = without_comments(stream.read(_LOOK_BYTES).decode("utf-8", "replace"))
+    gpu = target(begin)
+    if gpu and re.match(r"\s*\.version\s", begin):
+        cubin = quoted(file.with_suffix(".cubin"))
+        return f"PTX: audit what `ptxas -lineinfo -arch={gpu[0]} {quoted(file)} -o {cubin}` makes of it"
+    return f"a file that begins with {head!r}"
 
 
 def _of_trace(file: Path) -> list[dict[str, Any]]:
@@ -132,12 +147,18 @@ def _of_cubin(
 
 
 def _bytes_of(file: Path) -> bytes:
+    from warplens.capture.binary import is_program
+
     try:
         if file.stat().st_size > _MAX_CUBIN_BYTES:
             raise FileError(f"{file}: expected a cubin of at most {_MAX_CUBIN_BYTES:,} bytes")
-        return file.read_bytes()
+        found = file.read_bytes()
     except OSError as error:
         raise FileError(f"cannot open {file}: {error.strerror or error}") from error
+    if is_program(found):
+        where = f"`cuobjdump -xelf all {quoted(file)}` writes the cubins that it may hold"
+        raise FileError(f"{file}: expected a cubin, found a program or library: {where}")
+    return found
 
 
 def _clean(

@@ -27,5 +27,10 @@ def merge(files: tuple[Path, ...], output: Path, force: bool) -> None:
     for path in files:
         if (same := first.setdefault(path.resolve(), path)) is not path:
             raise UsageError(f"{path} is the same file as {same}: its launches would be there twice")
+    if output.resolve() in first:  # `merge *.wlens -f -o all.wlens` for the second time
+        raise UsageError(
+            f"{output} is read and written: launches that an earlier merge put there would be there twice; "
+            "name another file with -o, or leave it out of those that are read"
+        )
     merge_traces([open_trace(path) for path in files]).save(output)
     finish([output], f"warplens summary {quoted(output)} --by launch")

@@ -37,6 +37,7 @@ _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 
 _LISTED: Final = 30
 _WHOLE: Final = click.IntRange(min=0)
 _COUNT: Final = click.IntRange(min=1)
+_SECONDS: Final = click.FloatRange(min=0, min_open=True)
 
 
 def pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -64,7 +65,7 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     if value is None:
         return None
     grids = [part.strip().split("x") for part in value.split(",")]
-    if not all(len(sizes) <= 3 and all(size.isdecimal() for size in sizes) for sizes in grids):
+    if not all(len(sizes) <= 3 and all(size.isdecimal() and int(size) for size in sizes) for sizes in grids):
         raise click.BadParameter(f"expected grids such as 528,64x8, found {visible(value)!r}", ctx, param)
     return tuple(tuple(map(int, sizes)) for sizes in grids)
 
@@ -114,7 +115,7 @@ def grid_list(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option(
     "--signal", type=click.Choice(("USR1", "USR2")), help="Begin when `record` gets this signal; end at the next."
 )
-@click.option("--timeout", "timeout_s", type=float, metavar="S", help="Stop the program after S seconds.")
+@click.option("--timeout", "timeout_s", type=_SECONDS, metavar="S", help="Stop the program after S seconds.")
 @click.option("--source/--no-source", default=True, help="Put the source of marked kernels into the trace.")
 @click.option("--note", metavar="TEXT", help="Text that the trace keeps and shows.")
 @click.option("--host", is_flag=True, help="Say in the trace on which host it was made.")

@@ -39,6 +39,28 @@ def test_a_program_that_is_not_there_is_a_usage_error() -> None:
         run(["/nonexistent/program"], "")
 
 
+def executable(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_script_without_a_first_line_for_the_system_is_run_by_sh_as_a_shell_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = executable(tmp_path / "a script", b'test "$2" = "b c" && exit 7\n')
+    assert run([script, "a", "b c"], "").code == 7
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert run(["a script", "a", "b c"], "").code == 7
+
+
+def test_why_a_file_that_is_there_cannot_be_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="what its first line names"):
+        run([executable(tmp_path / "script", b"#!/nonexistent/shell\n")], "")
+    with pytest.raises(UsageError, match="Exec format error"):
+        run([executable(tmp_path / "program", b"\x7fELF\2\1\1\0")], "")
+
+
 def test_a_program_that_does_not_end_is_stopped() -> None:
     ending = run(["sleep", "30"], "", timeout_s=0.2)
     assert (ending.code, ending.why) == (124, "it was stopped after 0.2 s (--timeout)")

@@ -224,6 +224,19 @@ def test_files_that_are_neither_are_refused(tmp_path: Path) -> None:
     assert "not a 64-bit ELF file" in result.stderr
 
 
+def test_of_ptx_and_of_programs_it_says_where_their_cubins_come_from(tmp_path: Path, cubin: Path) -> None:
+    """ELF's machine is 62 (x86-64) in a program, and 190 in a cubin."""
+    ptx = tmp_path / "a b.ptx"
+    ptx.write_text("// by hand\n.version 8.7\n.target sm_90a\n.address_size 64\n", encoding="utf-8")
+    assert f"`ptxas -lineinfo -arch=sm_90a '{ptx}' -o '{tmp_path / 'a b.cubin'}'`" in run("audit", ptx).stderr
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF\2\1\1".ljust(18, b"\0") + b"\x3e\0".ljust(46, b"\0"))
+    for arguments in (["audit", program], ["audit", cubin, "-k", "k_true", "--clean-file", program]):
+        result = run(*arguments)
+        assert result.exit_code == 3
+        assert f"found a program or library: `cuobjdump -xelf all {program}`" in result.stderr
+
+
 def test_a_cubin_without_sites_or_one_that_nvdisasm_does_not_read_is_a_file_that_cannot_be_used(
     cubin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,33 @@ def test_wrong_arguments_end_with_2_and_one_message(good: Path, arguments: list[
 COMMANDS_ON_FILES = [["summary"], ["show"], ["plot", "warps"], ["info"], ["query", "select 1"]]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["record", "-k", "reduce", "--kernels=softmax", "true"], "-k / --kernels is there 2 times"),
+        (["instrument", "--sites", "a", "--sites", "b", "x.ptx", "-o", "y"], "'A|B' finds what A or B finds"),
+        (["merge", "a.wlens", "-o", "b.wlens", "-o", "c.wlens"], "-o / --output is there 2 times"),
+    ],
+)
+def test_of_a_value_that_is_given_twice_none_is_dropped_unsaid(arguments: list[str], says: str) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, says in result.stderr) == (2, True)
+
+
+def test_what_may_be_given_twice_is_taken(tmp_path: Path) -> None:
+    several = ["--also", "loads", "--also", "stores", "-f", "-f"]
+    twice = run("instrument", *several, tmp_path / "none", "-o", tmp_path / "o")
+    assert "cannot open" in twice.stderr
+    program = ["sh", "-c", "exit 3", "-k", "a", "-k", "b"]
+    assert run("record", *program).exit_code == 3
+
+
+def test_a_line_that_is_not_whole_yet_is_completed() -> None:
+    """The program's name is that of the function here."""
+    result = run(_MAIN_COMPLETE="bash_complete", COMP_WORDS="main record -k a -k b --pol", COMP_CWORD="6")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "plain,--policy\n", "")
+
+
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 not really", b"hello", "truncated", "flipped"])
 @pytest.mark.parametrize("command", COMMANDS_ON_FILES, ids=lambda c: c[0])
 def test_an_unusable_file_is_one_message_and_exit_code_3(

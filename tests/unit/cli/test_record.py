@@ -185,7 +185,18 @@ def test_where_no_launch_was_seen_it_says_whether_there_is_a_driver(
     assert f"try: warplens {tried}" in told
 
 
-@pytest.mark.parametrize("option", ["--launch-skip=-1", "--launch-count=0", "--rounds=-1", "--every-block=0"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--launch-skip=-1",
+        "--launch-count=0",
+        "--rounds=-1",
+        "--every-block=0",
+        "--timeout=0",
+        "--timeout=-1",
+        "--grids=0",
+    ],
+)
 def test_a_number_that_is_too_small_is_refused_by_the_options_own_name(option: str, tmp_path: Path) -> None:
     done = warplens(tmp_path, "record", option, "true")
     assert done.returncode == 2

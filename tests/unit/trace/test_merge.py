@@ -75,3 +75,15 @@ def test_the_command_takes_each_file_once(tmp_path: Path) -> None:
     assert "would be there twice" in twice.output
     assert CliRunner().invoke(main, ["merge", "-o", str(output), *names[:2]]).exit_code == 0
     assert open_trace(output).launches.height == 2
+
+
+def test_a_merge_that_would_read_what_an_earlier_one_wrote_is_refused(tmp_path: Path) -> None:
+    """`merge *.wlens -f -o all.wlens`, twice."""
+    names = [str(tmp_path / f"{seed}.wlens") for seed in (1, 2)]
+    for seed, name in enumerate(names, 1):
+        recorded(1, seed=seed).save(Path(name))
+    output = tmp_path / "all.wlens"
+    assert CliRunner().invoke(main, ["merge", *names, "-o", str(output)]).exit_code == 0
+    again = CliRunner().invoke(main, ["merge", *names, str(output), "-f", "-o", str(output)])
+    assert (again.exit_code, "is read and written" in again.stderr) == (2, True)
+    assert open_trace(output).launches.height == 2
