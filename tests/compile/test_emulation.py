@@ -457,6 +457,22 @@ def test_of_few_lanes_left_no_chunk_is_told_as_unwritten_but_the_last(programs: 
     assert told(decoded(case, result)).get("unwritten_chunk", 0) <= 1
 
 
+@pytest.mark.parametrize("policy", ["packed", "counted"])
+@pytest.mark.parametrize("leaving", [1, 1 << 9])
+def test_a_block_whose_first_warp_ends_without_a_lane_has_no_record_and_knows_its_sm(
+    policy: str, leaving: int, programs: Any
+) -> None:
+    first = [*[Step("p", 1 + i % 4) for i in range(60)], Step("X", lanes=leaving)]
+    whole = [Step("p", 1 + i % 4) for i in range(30)]
+    case = Case([first, whole] * 3, blocks=3, threads=(64, 1, 1)).timed()
+    (result,) = run(programs(policy, all_recorded=True), [case])
+    assert not result.faults
+    found = decoded(case, result)
+    assert "partial_warp" in told(found)
+    assert not {"sm_changed", "sm_unknown"} & set(told(found))
+    assert found.blocks["sm_end"].tolist() == [0, 1, 2]
+
+
 def one_warp(programs: Any, *steps: Step) -> tuple[Result, Decoded]:
     case = Case([list(steps)]).timed()
     (result,) = run(programs("packed"), [case])
