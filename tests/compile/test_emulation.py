@@ -498,6 +498,21 @@ def test_events_of_lanes_that_outlast_others_arrive_or_are_told_as_missing(progr
     assert int(found.launches["events"][0]) + problems["gap"] == 23
 
 
+@pytest.mark.parametrize("policy", ["packed", "untold", "staged", "stream"])
+@pytest.mark.parametrize("iterations", [5, 9])
+def test_behind_iterations_left_out_a_token_is_that_of_its_range(policy: str, iterations: int, programs: Any) -> None:
+    steps = [s for i in range(iterations) for s in (Step("i", value=i), Step("s", 2), Step("t"), Step("m", 3))]
+    case = Case([steps], every_iteration=4).timed()
+    (result,) = run(programs(policy), [case])
+    assert not result.faults
+    found = decoded(case, result)
+    kept = [i for i in range(iterations) if i % 4 == 0]
+    assert told(found)["gap"] == 3 * (iterations - len(kept))
+    of_ranges = found.spans.duration_cycles[np.asarray(found.spans.site) == 1]
+    assert len(of_ranges) == len(kept)
+    assert not {"unmatched_start", "unmatched_end"} & set(told(found))
+
+
 def test_a_block_whose_first_warp_makes_no_mark_knows_its_sm(programs: Any) -> None:
     case = Case([[], [Step("p", 1), Step("p", 2)]] * 8, blocks=8, threads=(64, 1, 1)).timed()
     (result,) = run(programs("packed"), [case])
