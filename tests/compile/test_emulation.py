@@ -450,13 +450,6 @@ def test_lanes_that_count_otherwise_write_over_no_event(steps: list[Step], kept:
     assert found.get("gap", 0) == (1 if kept == "gap" else 0)
 
 
-def test_of_few_lanes_left_no_chunk_is_told_as_unwritten_but_the_last(programs: Any) -> None:
-    steps = [*[Step("p", 1)] * 500, Step("X", lanes=FULL & ~1)]
-    case = Case([steps], chunks=70_000, shared_chunks=65_536).timed()
-    (result,) = run(programs("packed"), [case])
-    assert told(decoded(case, result)).get("unwritten_chunk", 0) <= 1
-
-
 def one_warp(programs: Any, *steps: Step) -> tuple[Result, Decoded]:
     case = Case([list(steps)]).timed()
     (result,) = run(programs("packed"), [case])

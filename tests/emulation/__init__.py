@@ -90,6 +90,7 @@ class Case:
     chunks: int = 3000
     shared_chunks: int = 2048
     every: int = 1
+    every_iteration: int = 1
     warp_mask: int = FULL
     seed: int = 1
     sms: list[int] = field(default_factory=list)
@@ -128,22 +129,27 @@ class Result:
     faults: list[str]
 
 
-def build(policy: str, folder: Path, marks: int = 1, *, newest: bool = False, every: int = 0) -> Path:
+def build(
+    policy: str, folder: Path, marks: int = 1, *, newest: bool = False, every: int = 0, all_recorded: bool = False
+) -> Path:
     """The program for a storage policy, which takes each mark but a warp's first `marks` times.
 
-    With `newest` the chunks are a ring; with `every` the compiler knows that every n-th block is recorded.
+    With `newest` the chunks are a ring; with `every` the compiler knows that every n-th block is recorded, with
+    `all_recorded` that all warps are.
 
     "counted" is `packed` where the compiler counts the records, "untold" where it cannot say whether it does, "mixed"
     where it counts those of the first three steps alone.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler, "no C++ compiler was found: apt install g++"
-    program = folder / f"emulation-{policy}-{marks}{'-newest' if newest else ''}{f'-every{every}' if every else ''}"
+    kind = f"{'-newest' if newest else ''}{f'-every{every}' if every else ''}{'-all' if all_recorded else ''}"
+    program = folder / f"emulation-{policy}-{marks}{kind}"
     include = [f"-I{get_include()}", "-include", str(HERE / "device.h")]
     frames = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]  # operate() asks who called its caller
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-frame-address"]
     chosen = [*POLICIES[policy], f"-DWARPLENS_MARKS={marks}", *([NEWEST] if newest else [])]
     chosen += [f"-DWARPLENS_EVERY={every}u"] if every else []
+    chosen += ["-DWARPLENS_ALL_RECORDED"] if all_recorded else []
     options = ["-std=c++17", "-O0", *frames, *warnings, *chosen, *include]
     subprocess.run([compiler, *options, "-o", program, HERE / "warps.cpp"], check=True)
     return program
@@ -153,7 +159,7 @@ def run(program: Path, cases: list[Case]) -> list[Result]:
     """Runs the cases, one after the other."""
     lines = [str(len(cases))]
     for case in cases:
-        choice = layout.choice(every_block=case.every, warp_mask=case.warp_mask)
+        choice = layout.choice(every_block=case.every, warp_mask=case.warp_mask, every_iteration=case.every_iteration)
         head = case.seed, case.chunks, case.shared_chunks, case.stuck, *choice, case.blocks
         lines.append(" ".join(map(str, (*head, *case.threads, len(case.programs)))))
         for steps, sm, end in zip(case.programs, case.sms, case.ends, strict=True):

@@ -142,7 +142,9 @@ def query(file: Path, sql: str, as_csv: bool, as_json: bool, rows: int) -> None:
     if as_json:
         print_json(visible_tree(frame.to_dicts()))
     elif as_csv:
-        click.echo(_flat(frame).write_csv(), nl=False)
+        from warplens.render.export import as_cells
+
+        click.echo(as_cells(_flat(frame)).write_csv(), nl=False)
     else:
         _print_frame(frame, min(rows, frame.height))
     finish(following=f"warplens summary {quoted(file)}")

@@ -51,7 +51,8 @@ class Check:
 def doctor(as_json: bool, binary: Path | None) -> int:
     """Say what recording needs, what is there, and how to get the rest.
 
-    Ends with exit code 5 when a GPU, driver or compiler is missing. Reading traces needs none of them.
+    Ends with exit code 5 when a GPU, driver or compiler is missing; reading traces needs none of them. With --binary it
+    does where `record` would not see the GPU code of X.
     """
     if binary is not None:
         return _doctor_binary(binary, as_json)
@@ -257,7 +258,7 @@ def _doctor_binary(path: Path, as_json: bool) -> int:
     except SitesError as error:
         raise FileError(f"{path}: expected a whole 64-bit ELF program or shared library, made by nvcc") from error
     code = ", ".join([*found.cubins, *(f"{name} (PTX)" for name in found.ptx)])
-    names = ", ".join(found.kernels[:_LISTED]) + (", ..." if len(found.kernels) > _LISTED else "")
+    names = ", ".join(_demangled(found.kernels[:_LISTED])) + (", ..." if len(found.kernels) > _LISTED else "")
     where = "its symbols are stripped" if found.stripped else "its symbols name none"
     shown = f"{len(found.kernels)}: {names}" if names else f"not known: {where}"
     checks = [
@@ -283,7 +284,20 @@ def _doctor_binary(path: Path, as_json: bool) -> int:
         print_json({**asdict(found), "checks": [asdict(c) for c in checks]})
     else:
         _print(checks, visible(verdict))
-    return FINE
+    return MISSING if code and not found.recordable else FINE
+
+
+def _demangled(names: tuple[str, ...]) -> list[str]:
+    """The names as a source has them, by the toolkit's cu++filt or c++filt; as they are where neither is there."""
+    tool = find_tool("cu++filt") or shutil.which("c++filt")
+    if tool is None or not names:
+        return list(names)
+    try:
+        done = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return list(names)
+    found = done.stdout.splitlines()
+    return found if len(found) == len(names) else list(names)
 
 
 def _print(checks: list[Check], verdict: str) -> None:

@@ -302,15 +302,15 @@ def _tell_what_ran(notes: list[dict[str, Any]], request: Request, *, nothing: bo
     for key, launches in sorted(counts.items(), key=lambda item: -item[1])[:_LISTED]:
         (name, why), times = key, f"{launches:,}{' or more' if key in more else ''}"
         click.echo(f"  {times:>9}  {visible(name, limit=100)}{'  (' + why + ')' if why else ''}", err=True)
+    left_out = [str(text) for note in notes for text in note.get("left_out") or []]
+    told = any(NO_DRIVER in text for text in left_out)
     loaded = sorted({str(name) for note in notes for name in note.get("python") or []})
-    if loaded:
+    if loaded and not told and has_driver():  # else none of their kernels could run
         text = "whose own kernels are not seen, but those of Triton, numba.cuda.jit, CuPy's RawKernel and RawModule"
         click.echo(f"Python processes used {', '.join(map(visible, loaded))}, {text}", err=True)
     if cut and not notes:
         click.echo("what it launched is not known: its processes were stopped before they could say", err=True)
         return
-    left_out = [str(text) for note in notes for text in note.get("left_out") or []]
-    told = any(NO_DRIVER in text for text in left_out)
     if nothing and (told or not (counts or left_out)):
         if told or not has_driver():
             why = "" if told else f"{NO_DRIVER}: no kernel can run\n"

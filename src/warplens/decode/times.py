@@ -66,7 +66,11 @@ class Times:
 
 
 def read_block_records(words: U32, chunks: Chunks) -> BlockRecords:
-    """Block records of `chunks`; fills in the SM of chunks that leave it to their block's record."""
+    """Block records of `chunks`; fills in the SM of chunks that leave it to their block's record.
+
+    Where that is missing it is the SM that another chunk of the block names: a warp of which lanes have left writes no
+    block record, and names the SM in its last chunks.
+    """
     at = np.flatnonzero(chunks.has(ChunkFlag.BLOCK_RECORD))
     table = words[chunks.row[at], layout.BLOCK_RECORD_WORD :].astype(np.int64)
     first = np.flatnonzero(chunks.first_of_warp)
@@ -85,7 +89,19 @@ def read_block_records(words: U32, chunks: Chunks) -> BlockRecords:
     fill = (chunks.sm == layout.META_SM_UNKNOWN) & (records.of_chunk >= 0)
     if len(at) and fill.any():
         chunks.sm = np.where(fill, records.sm.take(records.of_chunk, mode="clip"), chunks.sm)
+    unknown = chunks.sm == layout.META_SM_UNKNOWN
+    if unknown.any() and not unknown.all():
+        chunks.sm = np.where(unknown, _named_sm(chunks, ~unknown), chunks.sm)
     return records
+
+
+def _named_sm(chunks: Chunks, known: Bool) -> I64:
+    """For each chunk the SM that the first `known` one of its block names."""
+    block = chunks.block_number
+    own = np.full(len(chunks.first_of_block), layout.META_SM_UNKNOWN)
+    named = np.flatnonzero(known)[::-1]  # of several assignments the last one holds
+    own[block[named]] = chunks.sm[named]
+    return np.asarray(own[block])
 
 
 def _record_of(chunks: Chunks, at: I64) -> I64:

@@ -15,6 +15,8 @@ from typing import Any, Final
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _FILE: Final = re.compile(r"[^:\s]+(?=:\d)")
 """The source file that names of automatic marks begin with: `matmul.py:29 wait wgmma`."""
+_FORMULA: Final = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+"""What makes a spreadsheet take a cell of CSV for a formula, the full-width forms too."""
 
 
 def visible(text: object, *, limit: int = 200) -> str:
@@ -37,6 +39,15 @@ def visible_site(name: object, *, limit: int) -> str:
         return visible(name, limit=limit)
     rest = whole[file.end() :]
     return visible(whole[: max(limit - len(rest) - 1, 0)] + "…" + rest, limit=limit)
+
+
+def visible_cell(text: object) -> str:
+    """`visible` for a cell of CSV: what a spreadsheet would take for a formula gets an apostrophe in front.
+
+    OWASP, "CSV Injection". Programs that read the file see the apostrophe.
+    """
+    value = visible(text, limit=10_000)
+    return f"'{value}" if _FORMULA.match(value) else value
 
 
 def visible_lines(text: object) -> str:

@@ -1,7 +1,8 @@
 """Traces for other tools: a Perfetto file, Parquet tables, a CSV of the spans.
 
 In: a Trace, a path, a format and a `Selection`. Out: a file or a folder at that path, written whole or not at all.
-Names are data: they are written as they are, and quoted as the format asks for it.
+Names are data: they are written as they are, and quoted as the format asks for it. In CSV, which people open in
+spreadsheets, they are made visible, and none is a formula.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import polars as pl
 
 from warplens.errors import UsageError
+from warplens.render.escape import visible_cell
 from warplens.render.facts import mapping
 from warplens.render.places import sites_at_marks
 from warplens.render.selection import Chosen, Selection, choose
@@ -50,7 +52,8 @@ def export(
     With `gzip` it is packed, which Perfetto reads as well.
     "parquet": a folder with `launches.parquet`, `blocks.parquet`, `spans.parquet`, `sites.parquet`,
     `problems.parquet` (docs/reference/tables.md) and `manifest.json`, which has the origin.
-    "csv": one file, a row a span, with SM, name, kind, resource, file and line beside its columns.
+    "csv": one file, a row a span, with SM, name, kind, resource, file and line beside its columns. Hidden characters of
+    names are escaped, and one that a spreadsheet would take for a formula begins with an apostrophe.
 
     `selection` says which part; by default all. `UsageError` for an unknown format, launch, SM or block, and when no
     span is left; `FileError` when `path` cannot be written.
@@ -75,7 +78,7 @@ def export(
             _write_tables(folder, trace, chosen)
     else:
         with whole_file(target) as stream:
-            spans_with_names(chosen, sites).write_csv(stream)
+            spans_with_names(chosen, as_cells(sites)).write_csv(stream)
     return target
 
 
@@ -111,6 +114,16 @@ def _write_tables(folder: Path, trace: Trace, chosen: Chosen) -> None:
         frame.write_parquet(folder / f"{name}.parquet", compression="zstd")
     facts = json.dumps(trace.manifest | {"origin_ns": trace.origin_ns}, ensure_ascii=False, indent=1)
     (folder / "manifest.json").write_bytes(facts.encode("utf-8", "replace"))
+
+
+def as_cells(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with its strings as cells of CSV."""
+    made = []
+    for column in frame.iter_columns():
+        if column.dtype == pl.String:
+            cells = {value: visible_cell(value) for value in column.unique() if value is not None}
+            made.append(column.replace(list(cells), list(cells.values())))
+    return frame.with_columns(made)
 
 
 def spans_with_names(chosen: Chosen, sites: pl.DataFrame) -> pl.DataFrame:

@@ -95,11 +95,11 @@ def test_doctor_says_whether_record_sees_a_program(tmp_path: Path) -> None:
     path = tmp_path / "program"
     path.write_bytes(elf({".nv_fatbin": fatbin((2, 90)), ".strtab": NAMES}))
     command = [sys.executable, "-m", "warplens", "doctor", "--binary", str(path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     found = json.loads(done.stdout)
-    assert (found["cubins"], found["recordable"]) == (["sm_90"], False)
+    assert (found["cubins"], found["recordable"], done.returncode) == (["sm_90"], False, 5)
     path.write_bytes(elf({".nv_fatbin": fatbin((2, 90)), ".rodata": b"\0WARPLENS_RECORD\0"}))
-    found = subprocess.run(command[:-1], capture_output=True, text=True, timeout=60, check=True).stdout
+    found = subprocess.run(command[:-1], capture_output=True, text=True, timeout=60, check=False).stdout
     assert "no kernel has marks: nothing is recorded" in " ".join(found.split())
     assert "program: record does not see it" in found
     path.write_text("no program", encoding="utf-8")

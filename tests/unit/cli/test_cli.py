@@ -193,6 +193,12 @@ def test_info_says_what_the_file_is(good: Path) -> None:
     assert {m["name"] for m in facts["members"]} >= {"manifest.json", "tables/spans.parquet"}
 
 
+def test_no_text_that_query_prints_as_csv_is_a_formula(good: Path) -> None:
+    sql = "select '=1+1' as a, '-x' as b, -1 as c from launches limit 1"
+    (row,) = csv.DictReader(io.StringIO(run("query", good, sql, "--csv").stdout))
+    assert row == {"a": "'=1+1", "b": "'-x", "c": "-1"}
+
+
 def test_query_prints_a_table_csv_or_json(good: Path) -> None:
     sql = "select name, kind from sites order by site limit 2"
     assert "load_sumsq" in run("query", good, sql).stdout

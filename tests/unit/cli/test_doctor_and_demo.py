@@ -131,3 +131,17 @@ def test_a_binary_is_no_device() -> None:
     result = run("doctor", "--binary", "/dev/zero")
     assert result.exit_code == 3
     assert "found a device or a pipe" in result.stderr
+
+
+def test_doctor_names_kernels_as_the_source_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "c++filt"
+    tool.write_text("#!/bin/sh\nsed 's/_Z1fPf/f(float*)/'\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setattr(doctor_module, "find_tool", lambda name: str(tool))  # noqa: ARG005
+    assert doctor_module._demangled(("_Z1fPf", "_Z1gPf")) == ["f(float*)", "_Z1gPf"]
+    for broken in ("exit 1", "echo one"):
+        tool.write_text(f"#!/bin/sh\n{broken}\n", encoding="utf-8")
+        assert doctor_module._demangled(("_Z1fPf", "_Z1gPf")) == ["_Z1fPf", "_Z1gPf"]
+    monkeypatch.setattr(doctor_module, "find_tool", lambda name: None)  # noqa: ARG005
+    monkeypatch.setattr("shutil.which", lambda name: None)  # noqa: ARG005
+    assert doctor_module._demangled(("_Z1fPf",)) == ["_Z1fPf"]

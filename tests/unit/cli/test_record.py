@@ -179,10 +179,11 @@ def test_where_no_launch_was_seen_it_says_whether_there_is_a_driver(
     there: bool, said: str, tried: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("warplens.cli.record.has_driver", lambda: there)
-    _tell_what_ran([], Request())
+    _tell_what_ran([{"python": ["cuda.bindings"]}], Request())
     told = capsys.readouterr().err
     assert said in told
     assert f"try: warplens {tried}" in told
+    assert ("used cuda.bindings, whose own kernels are not seen" in told) == there
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,19 @@ def test_a_block_without_a_record_whose_chunks_leave_out_the_sm_is_told() -> Non
     assert counts(decoded)["sm_unknown"] == 1
 
 
+def test_a_block_without_a_record_takes_the_sm_that_one_of_its_chunks_names() -> None:
+    unknown = layout.META_SM_UNKNOWN
+    events = [*EVENTS[:2], Event(Verb.PHASE, 1600, 1), Event(Control.END, 1900)]
+    first = encode_warp(events, Warp(sm=unknown, slots=2))
+    first[1, layout.WORD_META] ^= np.uint32((unknown ^ 3) << layout.META_SM_SHIFT)  # as a warp without all its lanes
+    second = encode_warp(events, Warp(sm=unknown, warp=1))
+    other = encode_warp(events, Warp(sm=unknown, block=1))
+    decoded = decode_chunks([*first, *second, *other], {"grid": [2, 1, 1], "block": [64, 1, 1]})
+    assert decoded.blocks["sm_end"].tolist() == [3, -1]
+    assert counts(decoded)["sm_unknown"] == 1
+    assert "sm_changed" not in counts(decoded)
+
+
 def test_a_warp_that_changes_its_sm_is_split_and_told() -> None:
     chunks = encode_warp([*EVENTS[:2], Event(Verb.PHASE, 1600, 1), Event(Control.END, 1900)], Warp(slots=2))
     chunks[1, layout.WORD_META] |= np.uint32(1 << layout.META_SM_SHIFT)

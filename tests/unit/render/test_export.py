@@ -151,10 +151,23 @@ def test_csv_has_a_row_a_span_with_names_and_sm(tmp_path: Path) -> None:
         rows = list(csv.DictReader(stream))
     assert len(rows) == trace.spans.height
     assert list(rows[0])[:6] == ["launch", "sm", "block", "warp", "sequence", "name"]
-    assert [row["name"] for row in rows[:4]] == ['a,"b"', "line\nend", "=1+1", "名"]
+    assert [row["name"] for row in rows[:4]] == ['a,"b"', "line\\nend", "'=1+1", "名"]
     sms = {row[:2]: row[2] for row in trace.blocks.select("launch", "block", "sm_begin").rows()}
     assert all(sms[int(row["launch"]), int(row["block"])] == int(row["sm"]) for row in rows)
     assert [int(row["duration_ns"]) for row in rows] == trace.spans["duration_ns"].to_list()
+
+
+def test_no_name_in_csv_is_a_formula_or_moves_a_cursor(tmp_path: Path) -> None:
+    names = ['=HYPERLINK("x")', "+1", "-1", "@SUM(A1)", "\t=1", " =1", "\uff1d1", "a\x1b[2J\u202e-=+@"]
+    trace = fake.renamed(small(), names)
+    trace = replace(trace, sites=trace.sites.with_columns(file=pl.lit("=cmd|' /C calc'!A0")))
+    with export(trace, tmp_path / "spans.csv", format="csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    cells = {row[key] for row in rows for key in ("name", "kind", "resource", "file")}
+    assert not [cell for cell in cells if cell.lstrip().startswith(("=", "+", "-", "@", "\uff1d"))]
+    assert all(cell.isprintable() for cell in cells)
+    assert {"'+1", "'-1", "\\t=1", "' =1", "a\\x1b[2J\\u202e-=+@"} <= {row["name"] for row in rows}
+    assert {row["file"] for row in rows} == {"'=cmd|' /C calc'!A0"}
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
