@@ -125,7 +125,9 @@ BUILDS: dict[str, PythonOptions] = {
     "waits, unsettled": PythonOptions(selection=Selection(sites="(?:)*"), capacity_bytes=1 << 30),
     "waits, arithmetic in place": PythonOptions(selection=Selection(sites="(?:)(?:)*"), capacity_bytes=1 << 30),
     "waits, no record stored": PythonOptions(selection=Selection(sites="(?:)*(?:)"), capacity_bytes=1 << 30),
-    "waits, nothing stored": PythonOptions(selection=Selection(sites="(?:)*(?:)?"), capacity_bytes=1 << 30, staged=False),
+    "waits, nothing stored": PythonOptions(
+        selection=Selection(sites="(?:)*(?:)?"), capacity_bytes=1 << 30, staged=False
+    ),
     "waits, fewer registers": PythonOptions(selection=Selection(sites="(?:)(?:)(?:)"), capacity_bytes=1 << 30),
     "waits, state in shared memory": PythonOptions(selection=Selection(sites="(?:)(?:)"), capacity_bytes=1 << 30),
     "waits, state in local memory": PythonOptions(selection=Selection(sites="(?:)(?:)?"), capacity_bytes=1 << 30),

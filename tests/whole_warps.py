@@ -1,4 +1,5 @@
-"""Runs PTX as whole warps: all lanes of each, which wait for each other at votes and barriers of the warp, in blocks and grids of any shape.
+"""Runs PTX as whole warps: all lanes of each, which wait for each other at votes and barriers of the warp, in blocks
+and grids of any shape.
 
 In: a module's text, a launch shape. Out: memory, as tests/ptx_machine.py says, and what each lane passed. A vote of all
 lanes fails where one of them has come to another vote: those that have ended are not waited for.
@@ -19,7 +20,7 @@ FULL = "0xffffffff"
 
 
 class _Member(_Lane):
-    """A lane of a warp: `steps` stops in front of each vote, which `voted` then answers, and each barrier of the warp."""
+    """A lane of a warp: `steps` stops at each barrier of the warp, and in front of each vote, which `voted` answers."""
 
     voted = 0
 

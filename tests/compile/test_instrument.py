@@ -31,6 +31,12 @@ FULLER = "inductor_flex_attention_90"
 """So does this one, and has room there for marks outside of loops alone: so `warplens record` says."""
 MODES = {FULL: (Selection(), State.SHARED), FULLER: (Selection("coarse"), State.SHARED)}
 """Of those that do not get the marks asked for with their state in registers."""
+STAGED = [
+    *(f"triton_3.6.0_{kernel}_90" for kernel in ("attention", "gluon", "hopper", "marked", "matmul", "tma")),
+    *(f"triton_3.9.0_{kernel}_100" for kernel in ("attention", "matmul", "tma")),
+    "triton_3.9.0_attention_80",
+]
+"""Of those whose records wait in shared memory, as all of Triton's do that have loops."""
 NAMES = sorted(path.name.partition(".ptx")[0] for path in FOLDER.glob("*.ptx.gz"))
 
 UNFOLLOWED = {"nvcc_sm_80": {"reduce", "pipelined", "after_flag", "guarded", "calls"}}
@@ -127,8 +133,18 @@ def test_with_all_that_can_be_asked_for_it_assembles(name: str, tmp_path: Path) 
     assert len(read_site_sets(assembled(found.text, tmp_path, "asked").cubin)) == len(found.kernels)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_marked_at_waits_a_kernel_assembles_nothing_spills_and_it_audits_clean(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, MODES.get(name, (Selection(), State.REGISTERS))) for name in NAMES),
+        *((name, (Selection(), State.STAGED)) for name in STAGED),
+        (FULL, (Selection(), State.STAGED_FEWER)),
+    ],
+    ids=[*NAMES, *(f"{name} staged" for name in (*STAGED, FULL))],
+)
+def test_marked_at_waits_a_kernel_assembles_nothing_spills_and_it_audits_clean(
+    name: str, mode: tuple[Selection, State], tmp_path: Path
+) -> None:
     """Of every kernel in every file of the corpus, for the target that the file names.
 
     Nothing spills: no byte of local memory more than the clean kernel's, and no C75xx or C76xx that it has not.
@@ -140,8 +156,9 @@ def test_marked_at_waits_a_kernel_assembles_nothing_spills_and_it_audits_clean(n
     the kernels in PARTED and no others; and paths that nobody can follow, of those in UNFOLLOWED.
     """
     text = gzip.decompress((FOLDER / f"{name}.ptx.gz").read_bytes()).decode()
-    selection, state = MODES.get(name, (Selection(), State.REGISTERS))
+    selection, state = mode
     found = instrument(text, selection, state=state)
+    assert any(kernel.staged_bytes for kernel in found.kernels) == (state in (State.STAGED, State.STAGED_FEWER))
     marked, clean = assembled(found.text, tmp_path, "marked"), assembled(text, tmp_path, "clean")
     if spills(marked.cubin) > spills(clean.cubin):
         found, marked = without_spills(text, clean, tmp_path)

@@ -136,7 +136,7 @@ def compare(
 ) -> None:
     run = make()
     expected = run().view(torch.int16).clone()
-    bits, in_registers, _ = recorded(run, level)
+    bits, in_registers, _ = recorded(run, level, staged=False)
     assert torch.equal(bits, expected)
     tried = only(monkeypatch, wanted)
     bits, trace, notes = recorded(run, level)
@@ -156,6 +156,15 @@ def test_with_its_state_elsewhere_a_kernel_computes_and_records_the_same(
     if state is State.LOCAL:  # as where a block can have no more shared memory
         monkeypatch.setattr(triton_builds, "_crowded", lambda *_: "crowded")
     compare(make, level, lambda mode: mode.state is state and not mode.setmaxnreg, monkeypatch)
+
+
+@pytest.mark.parametrize("level", ["waits", "all"])
+@pytest.mark.parametrize("state", [State.STAGED, State.STAGED_FEWER])
+@pytest.mark.parametrize("make", [matmul, persistent, specialised])
+def test_where_records_wait_in_shared_memory_a_kernel_computes_and_records_the_same(
+    make: Callable[[], Case], state: State, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(make, level, lambda mode: mode.state is state, monkeypatch)
 
 
 @pytest.mark.parametrize("shared_state", [False, True])

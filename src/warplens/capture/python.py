@@ -74,12 +74,10 @@ class PythonOptions:
       each) that a warp takes at once, at first; one that has written much takes more.
     - every_block, warp_mask, blocks: record every n-th block, these warps, these blocks alone.
     - launch_skip, launch_count: which launches of such kernels; of a CUDA graph which replays; None is all. grids:
-      launches with one of these grids alone.
-    - each_config: record what Triton's autotuner tries, too, and not the configuration alone that it chose.
+      launches with one of these grids alone. each_config: also what Triton's autotuner tries and does not choose.
     - paused: record nothing until `on` is set. switch: a file that is there while launches are to be recorded.
-    - source: keep the texts that sites stand in. staged: records of loops may wait in shared memory, which costs less;
-      else what a warp did is in memory at once, and can be read of a kernel that hangs.
-    - ignored: what was asked for and is not done for such kernels, which is told.
+    - source: keep the texts that sites stand in. staged: records of loops may wait in shared memory, which costs less,
+      but is lost where a kernel hangs. ignored: what was asked for and is not done for such kernels, which is told.
     """
 
     kernels: str | None = None

@@ -19,8 +19,7 @@ from warplens.capture.python_manifest import Loaded
 from warplens.capture.tell import one_line
 from warplens.capture.triton_hooks import Hooks, unfit
 from warplens.errors import KernelWarning
-from warplens.instrument.module import own_shared_bytes
-from warplens.instrument.staged import STAGE
+from warplens.instrument.staged import STAGE, own_shared_bytes
 
 
 class TritonWarning(KernelWarning):

@@ -21,7 +21,7 @@ from warplens import layout
 from warplens.capture import triton_inductor
 from warplens.capture.chosen import IN_MEMORY, Built, Ways, fewer_and_fewer, gets, moves_of
 from warplens.capture.modules import registers_and_frame, shared_bytes
-from warplens.capture.residency import Launch
+from warplens.capture.residency import MOST_REGISTERS, Launch
 from warplens.errors import PtxError
 from warplens.instrument import Instrumented, Kernel, Mode, Selection, State, instrument
 from warplens.instrument.head import sizes, target
@@ -229,9 +229,7 @@ def _crowded(launch: Launch, static_bytes: int, registers: int, more_bytes: int)
     more = replace(launch, shared_bytes=launch.shared_bytes + more_bytes)
     asked = launch.shared_bytes - static_bytes
     text = f"state in shared memory is not tried: with {more_bytes:,} bytes more"
-    if static_bytes + more_bytes > _SHARED_LIMIT or (
-        asked <= _SHARED_LIMIT and more.shared_bytes > _SHARED_LIMIT
-    ):
+    if static_bytes + more_bytes > _SHARED_LIMIT or (asked <= _SHARED_LIMIT and more.shared_bytes > _SHARED_LIMIT):
         return f"{text} than {launch.shared_bytes:,} a block would pass {_SHARED_LIMIT:,}, and could not be launched"
     before, now = launch.blocks(registers), more.blocks(registers)
     if now < max(before, 1):

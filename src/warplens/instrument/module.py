@@ -31,7 +31,14 @@ from warplens.instrument.recorder import Recorder
 from warplens.instrument.selection import Selection
 from warplens.instrument.shared_state import SHARED_STATE, SharedRecorder, declaration
 from warplens.instrument.sites import Plan, Planner
-from warplens.instrument.staged import MOST_THREADS, STAGE, FrugalStagedRecorder, NotTogether, StagedRecorder, staged_bytes
+from warplens.instrument.staged import (
+    MOST_THREADS,
+    STAGE,
+    FrugalStagedRecorder,
+    NotTogetherError,
+    StagedRecorder,
+    staged_bytes,
+)
 from warplens.instrument.staged import declaration as slots
 from warplens.instrument.straight import MOST_STRAIGHT, StraightRecorder, stored_together
 
@@ -178,11 +185,6 @@ def instrument(
         symbols.append(slots(threads))
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))
     return Instrumented(splice(text, moved_down(module, pieces)), [entry.kernel for entry, _ in made])
-
-
-def own_shared_bytes(text: str) -> int:
-    """Shared memory that marks have declared in a marked module."""
-    return sum(map(int, re.findall(rf"\.b8 (?:{SHARED_STATE}|{STAGE})\[([0-9]+)\]", text)))
 
 
 def _check_names(module: Module) -> None:
@@ -335,7 +337,7 @@ class _Entry:
             threads = math.prod(sizes(head, "reqntid") or (0,))
             in_part = any(flow.is_in_part(mark.index, mark.behind) for mark in plan.marks)
             if 0 < threads <= MOST_THREADS and threads % 32 == 0 and not in_part and flow.loops:
-                with contextlib.suppress(NotTogether):
+                with contextlib.suppress(NotTogetherError):
                     pieces = Inserter(flow, plan, recorder).insert()
                     self.staged_threads = threads
                     self.kernel = replace(self.kernel, staged_bytes=staged_bytes(threads))

@@ -12,6 +12,7 @@ mark asks nothing but whether the slot is full.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -19,6 +20,7 @@ from typing import ClassVar, Final
 from warplens import layout
 from warplens.instrument.places import EMPTY, WARPS, first_cursor, look_up, meta, with_sm
 from warplens.instrument.recorder import Recorder, growth, slab_of
+from warplens.instrument.shared_state import SHARED_STATE
 from warplens.layout import ChunkFlag
 
 STAGE: Final = "warplens_stage"
@@ -45,13 +47,18 @@ _FURTHER: Final = 4 * _AT_ONCE * _SLOTS
 _CHUNK_SHIFT: Final = (layout.CURSOR_COUNT * layout.CHUNK_BYTES).bit_length() - 1
 
 
-class NotTogether(Exception):
+class NotTogetherError(Exception):
     """Somewhere only some lanes of a warp come to a mark, or to the kernel's end."""
 
 
 def staged_bytes(threads: int) -> int:
     """Shared memory that the slots of a block take."""
     return -(-(-(-threads // 32) * SLOT_BYTES) // _ALIGNED) * _ALIGNED
+
+
+def own_shared_bytes(text: str) -> int:
+    """Shared memory that marks have declared in a marked module."""
+    return sum(map(int, re.findall(rf"\.b8 (?:{SHARED_STATE}|{STAGE})\[([0-9]+)\]", text)))
 
 
 def declaration(threads: int) -> str:
@@ -92,7 +99,7 @@ class StagedRecorder(Recorder):
         ]
 
     def open(self, code: int) -> list[str]:
-        """The slot, empty but for the record of the kernel's begin. What was there is another kernel's: no file gets it."""
+        """The slot, empty but for the record of the kernel's begin. What was there is another kernel's, for no file."""
         return [
             "mov.u32 %wl_x10, %laneid;",
             "mad.lo.u32 %wl_x11, %wl_x10, 16, %wl_lo;",
@@ -106,7 +113,7 @@ class StagedRecorder(Recorder):
             *self._take("%wl_w"),
             f"@%wl_lane st.shared.v4.u32 [%wl_lo+{_STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_seq}};",
             *meta("%wl_r9", 0),
-            f"@%wl_lane st.shared.v2.u32 [%wl_lo], {{%wl_block, %wl_r9}};",
+            "@%wl_lane st.shared.v2.u32 [%wl_lo], {%wl_block, %wl_r9};",
             "@%wl_lane st.shared.u32 [%wl_lo+8], %wl_grid;",
             f"@%wl_lane st.shared.u32 [%wl_lo+{_GLOBALTIMER}], %wl_gt;",
             f"add.u32 %wl_lo, %wl_lo, {EMPTY};",
@@ -117,7 +124,7 @@ class StagedRecorder(Recorder):
         ]
 
     def _take(self, wants: str) -> list[str]:
-        """What the cursor answered, where `wants`: the next chunk at %wl_x0 and %wl_x1, and how many there are in %wl_x2.
+        """What the cursor answered, where `wants`: %wl_x0 and %wl_x1: the next chunk; %wl_x2: how many there are.
 
         What was asked for in vain is given back. Fewer chunks than a slot has are of no use.
         """
@@ -148,11 +155,11 @@ class StagedRecorder(Recorder):
         return [*asks, f"@{writes} st.shared.v{len(records)}.u32 {at}, {{{listed}}};"]
 
     def check(self, number: int, marks: int, together: bool, *, even: bool = False) -> list[str]:
-        """Raises NotTogether."""
+        """Raises NotTogetherError."""
         return super().check(number, marks, _whole(together), even=even)
 
     def next(self, number: int, together: bool, back: str = "", records: int = 0) -> list[str]:
-        """Writes the slot out. Raises NotTogether."""
+        """Writes the slot out. Raises NotTogetherError."""
         _whole(together)
         return [
             f"$wl_next_{number}:",
@@ -187,8 +194,8 @@ class StagedRecorder(Recorder):
     def _load(self) -> list[str]:
         """All that a slot goes out with: at once, for what comes from shared memory takes its time.
 
-        `%wl_x0` to `%wl_x3`: the state; `%wl_r6`, 7, 10: words of the header; `%wl_x10`, 12, 13: the lane, its chunk and
-        which four words of that are its; `%wl_x5` to `%wl_x8` and `%wl_z0` to `%wl_z3`: those, and of four chunks on.
+        `%wl_x0` to `%wl_x3`: the state; `%wl_r6`, 7, 10: words of the header; `%wl_x10`, 12, 13: the lane, its chunk
+        and which four words of that are its; `%wl_x5` to `%wl_x8`: those.
         """
         return [
             f"ld.shared.v4.u32 {{%wl_x0, %wl_x1, %wl_x2, %wl_x3}}, [%wl_r5+{_STATE}];",
@@ -293,7 +300,7 @@ class StagedRecorder(Recorder):
         ]
 
     def end(self, number: int, together: bool) -> list[str]:
-        """What is in the slot, with the warp's end, and in a block's first warp the block record. Raises NotTogether."""
+        """What is in the slot, the warp's end, in a block's first warp the block record. Raises NotTogetherError."""
         out = f"end_{number}"
         return [
             "mov.u64 %wl_now, %clock64;",
@@ -365,7 +372,7 @@ class FrugalStagedRecorder(StagedRecorder):
 
 def _whole(together: bool) -> bool:
     if not together:
-        raise NotTogether
+        raise NotTogetherError
     return together
 
 

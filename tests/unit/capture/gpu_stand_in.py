@@ -1,4 +1,4 @@
-"""A GPU that is the machine of tests/ptx_machine.py: the driver and its memory are stand-ins, and PTX runs."""
+"""A GPU that is the machine of tests/whole_warps.py: the driver and its memory are stand-ins, and PTX runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ptx_machine import Machine
 from tests.unit.capture.test_arena import FakeMemory
+from tests.whole_warps import Warps
 from warplens import layout
 from warplens.capture import audited, driver, machine, python, python_manifest, python_memory
 from warplens.capture.modules import parse_sites
 from warplens.capture.python import PythonCapture
 from warplens.errors import CompileError
 from warplens.instrument.shared_state import SHARED_STATE
+from warplens.instrument.staged import STAGE
 from warplens.trace import Trace
 
 DESCRIPTOR = 0x1000
@@ -44,8 +45,8 @@ class Gpu:
 
     def __init__(self) -> None:
         self.memory = Words()
-        symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, SHARED_STATE: 0x800}
-        self.machine = Machine(symbols, memory=self.memory)
+        symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, SHARED_STATE: 0x800, STAGE: 0x2000}
+        self.machine = Warps(symbols, memory=self.memory)
         self.grids = 0
 
     def run(self, text: str, grid: int, grid_id: int, threads: int = 64, kernel: str | None = None) -> None:

@@ -65,14 +65,20 @@ def test_a_kernel_with_too_many_sites_gets_fewer_marks_which_is_told_once(
     assert sum("too many" in note for note in capture.notes) == 1
 
 
-def instrument_stand_in(text: str, selection: Selection | None = None, *, modes: dict[str, Mode] | None = None) -> Any:
+def instrument_stand_in(
+    text: str,
+    selection: Selection | None = None,
+    *,
+    modes: dict[str, Mode] | None = None,
+    state: State = State.REGISTERS,
+) -> Any:
     """Says in the text what was asked for."""
-    mode = Mode(selection) if modes is None else modes["k"]
+    mode = Mode(selection, state=state) if modes is None else modes["k"]
     assert mode.selection is not None
     waits = "" if mode.selection.kinds == () else "wait barrier 0"
-    state = "warplens_state[" if mode.state is State.SHARED else ""
-    head = f"// {mode.selection.level} {mode.selection.kinds} {waits} {mode.most_registers} {state}\n"
-    kernel = SimpleNamespace(name="k", takes_limit=True, left_out=[], asked=None, hoisted=0)
+    memory = "warplens_state[" if mode.state is State.SHARED else ""
+    head = f"// {mode.selection.level} {mode.selection.kinds} {waits} {mode.most_registers} {memory}\n"
+    kernel = SimpleNamespace(name="k", takes_limit=True, left_out=[], asked=None, hoisted=0, staged_bytes=0)
     return SimpleNamespace(text=head + text, kernels=[kernel])
 
 

@@ -29,6 +29,7 @@ from warplens.capture.triton import TritonCapture
 from warplens.decode.last import with_last
 from warplens.decode.manifest import check
 from warplens.decode.stopped import where_lines
+from warplens.instrument.staged import own_shared_bytes
 from warplens.layout import ChunkFlag
 
 
@@ -36,6 +37,7 @@ from warplens.layout import ChunkFlag
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     Fake().install(monkeypatch)
     monkeypatch.setattr(triton_builds, "registers_and_frame", lambda _: (32, 0))
+    monkeypatch.setattr(triton_builds, "shared_bytes", lambda cubin, _: own_shared_bytes(cubin.decode()))
     monkeypatch.setattr(capture_triton, "read_site_sets", site_sets)
     return install(monkeypatch)
 

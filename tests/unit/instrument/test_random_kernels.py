@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests import ptx_machine
 from tests.ptx_machine import Machine
 from tests.random_kernels import kernel, programs
-from tests.unit.instrument.test_recorder import CHUNKS, STATE, Run, kinds, run
+from tests.unit.instrument.test_recorder import BY_LANES, CHUNKS, STATE, Run, kinds, run
 from warplens import layout
 from warplens.errors import PtxError
 from warplens.instrument import Selection, State, instrument
@@ -164,7 +164,7 @@ made = st.builds(kernel, programs, st.integers(0, 999), again=st.sampled_from([F
     slab=st.integers(1, 3),
     others=st.sampled_from([0, 2, 5]),
     asks=st.integers(1, 3),
-    state=st.sampled_from(State),
+    state=st.sampled_from(BY_LANES),
 )
 def test_the_records_of_a_warp_are_those_of_the_marks_that_it_passed(
     text: str, turns: int, slab: int, others: int, asks: int, state: State
@@ -172,7 +172,7 @@ def test_the_records_of_a_warp_are_those_of_the_marks_that_it_passed(
     check_records(text, turns, slab, others, asks, state)
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", BY_LANES)
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_was_once_wrong_is_right(name: str, state: State) -> None:
     for turns, seed in ((2, 3), (9, 1)):
@@ -213,7 +213,7 @@ def check_records(
 @given(
     text=made,
     selection=st.sampled_from([Selection(), Selection("all"), Selection("all", sites="barrier [0246]|store|arrive")]),
-    state=st.sampled_from(State),
+    state=st.sampled_from(BY_LANES),
 )
 def test_no_record_waits_for_another_where_a_warp_may_hang(text: str, selection: Selection, state: State) -> None:
     """What is saved of a kernel that hangs tells the place by the last record that is in memory."""
@@ -243,7 +243,7 @@ def code_bits(done: Run) -> int:
     slab=st.integers(1, 3),
     depth=st.integers(0, 2),
     asks=st.integers(1, 3),
-    state=st.sampled_from(State),
+    state=st.sampled_from(BY_LANES),
 )
 def test_without_space_the_first_records_of_a_warp_are_there_and_the_rest_are_counted(
     text: str, turns: int, slab: int, depth: int, asks: int, state: State
@@ -266,7 +266,7 @@ def test_without_space_the_first_records_of_a_warp_are_there_and_the_rest_are_co
     turns=st.integers(1, 6),
     shift=st.sampled_from([18, 22, 23, 24, 31, 33]),
     number=st.integers(0, 6),
-    state=st.sampled_from(State),
+    state=st.sampled_from(BY_LANES),
 )
 def test_waits_longer_than_records_tell_are_exact_or_doubted_in_any_loop(
     text: str, turns: int, shift: int, number: int, state: State

@@ -59,7 +59,7 @@ def expected(text: str, selection: Selection, state: State, clean: Warps) -> dic
     """Codes of the marks that each warp passed on a machine that ran the kernel without them, by block and warp."""
     module = read(text)
     flow = Flow(module, module.entries[0])
-    plan = Planner(flow, selection, hoists=state in (State.REGISTERS, State.FEWER_REGISTERS)).plan()
+    plan = Planner(flow, selection, hoists=state not in (State.SHARED, State.LOCAL)).plan()
     out = {}
     for (block, thread), passed in clean.passed.items():
         if thread % 32:
