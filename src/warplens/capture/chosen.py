@@ -33,8 +33,8 @@ IGNORED: Final = ("C7507", "C7508")
 IN_MEMORY: Final = {State.SHARED: "state in shared memory", State.LOCAL: "state in local memory"}
 STAGED: Final = "records in shared memory"
 _SPARE: Final = 32
-"""Registers to spare with which a loop's records have some of their own: those of a matmul with 17 ran 2 points slower
-so, and those of an attention with 60 ran 4 points faster (benchmarks/results/triton_marks_staged.json)."""
+"""Registers to spare with which records wait in shared memory first of all. A matmul with 12 ran 3 points slower so
+with few marks, and faster with many, which left it no registers else (benchmarks/results/triton_proton.json)."""
 FRUGAL: Final = "a recorder with fewer registers"
 _IN_PLACE: Final = "arithmetic left behind waits"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
@@ -243,11 +243,12 @@ class Ways:
         """In the order to try, by their names."""
         limit = f", {self.most} registers at most" if self.most else ""
         fewer = State.FEWER_REGISTERS
-        if self.staged and selection.level in ("waits", "all"):  # others are in no loop
-            lean = f"{what}, {STAGED}, {FRUGAL}{limit}", Mode(selection, self.most, State.STAGED_FEWER)
-            usual = f"{what}, {STAGED}", Mode(selection, state=State.STAGED)
-            yield from (lean, usual) if self.spare < _SPARE else (usual, lean)
-        yield what, Mode(selection)
+        at_once, staged = (what, Mode(selection)), (f"{what}, {STAGED}", Mode(selection, state=State.STAGED))
+        lean = f"{what}, {STAGED}, {FRUGAL}{limit}", Mode(selection, self.most, State.STAGED_FEWER)
+        if not self.staged or selection.level not in ("waits", "all"):  # others are in no loop
+            yield at_once
+        else:
+            yield from (at_once, lean, staged) if self.spare < _SPARE else (staged, lean, at_once)
         yield f"{what}, {FRUGAL}{limit}", Mode(selection, self.most, fewer)
         if self.most:
             yield f"{what}{limit}", Mode(selection, self.most)

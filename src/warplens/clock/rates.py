@@ -77,8 +77,9 @@ def find_rates(
     error = np.where(unsure, (narrow_high - narrow_low) / 2, np.where(own, error, (pool_high - pool_low) / 2))
     if nominal is not None:
         # The clock changed, nobody knows when, and is never faster than it is reported to be: by as much as the
-        # launch's mean rate is slower, times between its pairs may be off (twice, since half a span counts).
-        error += np.where(changed, 2 * np.maximum(rate - 1 / nominal, 0.0) * _longest_gap(pairs, size), 0.0)
+        # launch's mean rate is slower, times between its pairs may be off (twice, since half a span counts). Where it
+        # is faster, globaltimer fell behind (12 ms within a minute of an H200's, once), and the same holds.
+        error += np.where(changed, 2 * np.abs(rate - 1 / nominal) * _longest_gap(pairs, size), 0.0)
     return Rates(rate, error)
 
 

@@ -16,16 +16,16 @@ from warplens.instrument.recorder import Recorder
 class FrugalRecorder(Recorder):
     """As `Recorder`."""
 
-    def _header(self, predicate: str, chunk: str, clock: str, offset: int = 0) -> list[str]:
+    def _header(self, predicate: str, chunk: str, clock: str) -> list[str]:
         """With what it says of the block."""
         of_block = [*block("%wl_block"), "mov.u64 %wl_q3, %gridid;", "cvt.u32.u64 %wl_grid, %wl_q3;"]
-        return [*of_block, *super()._header(predicate, chunk, clock, offset)]
+        return [*of_block, *super()._header(predicate, chunk, clock)]
 
     def _cursor(self) -> list[str]:
         """By the block's number."""
         return [*block("%wl_block"), *super()._cursor()]
 
-    def _keep_records(self, records: int) -> list[str]:
-        """None: that would keep so many registers in use."""
+    def _behind_turn(self, records: int) -> list[str]:
+        """Without what would keep so many registers in use."""
         del records
-        return []
+        return super()._behind_turn(0)

@@ -242,7 +242,7 @@ class Inserter:
                 text += recorder.check(self._next(together), len(run), together)
             elif early and turn is not None:
                 text += recorder.ask_turn(turn.marks + turn.at_end, together)
-                if not mark.guard:  # here, for who writes the place waits until the turn's last store has read it
+                if recorder.advances_early and not mark.guard:  # who writes the place waits for the turn's last store
                     text += recorder.advance(len(run))
                     advanced = len(run)
             else:

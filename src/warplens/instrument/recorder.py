@@ -8,9 +8,8 @@ predicated throughout, so that lanes that have parted can do it too (docs/adr/00
 State, in every lane: `%wl_lo`, `%wl_hi`: where the last record went, so that the next goes 4 bytes behind; the high
 half is 0 in lanes that write nothing (`%wl_w` is false there), and the low seven bits are the same in all. `%wl_ep`:
 the epoch of the chunk's begin. `%wl_left`: the warp's number and its SM as in a header, and above those 16 bits the
-chunks left of the slab, all ones in a lane that would write and has no space, one in lanes that write nothing.
-`%wl_seq`: sequence of the chunk's first record. `%wl_gt`: globaltimer at the begin, and in a lane without space minus
-the sequence of the first event that it had none for. `%wl_block`,
+chunks left of the slab, all ones in a lane that would write and has no space. `%wl_seq`: sequence of the chunk's first
+record. `%wl_gt`: globaltimer at the begin, and in a lane without space the events that it had none for. `%wl_block`,
 `%wl_grid`: what headers say of the block; special registers, read when a chunk is full, would come behind all copies to
 shared memory that the warps have asked for. A kernel whose marks are each passed once has another one (straight.py).
 
@@ -55,7 +54,6 @@ _RECIPROCAL_SHIFT: Final = 3  # n / 26 is the high half of n times this, without
 END_CODE: Final = int(Control.END) << layout.CODE_VERB_SHIFT
 _LEFT_SHIFT: Final = layout.META_SM_SHIFT + layout.META_SM_BITS
 _NO_SPACE: Final = 0xFFFFFFFF & ~OWN
-_ONE_LEFT: Final = OWN + 1
 MOST_CHUNKS_A_SLAB: Final = (_NO_SPACE >> _LEFT_SHIFT) - 1
 _GROWTH_SHIFT, _GROWTH_SHIFT_IN_PROGRAM = 3, 5
 _MOST_GROWN: Final = 64
@@ -93,6 +91,8 @@ class Recorder:
     """What the place's low bits tell a part of: where marks ask for space, records lie in memory of this size."""
     last_place: ClassVar[int] = layout.CHUNK_BYTES - 4
     """Low bits of the place when that is full."""
+    advances_early: ClassVar[bool] = False
+    """Whether the place of a loop's records moves on where the turn asks for space, not behind its last store."""
 
     code_bits: int
     sites_hash: int
@@ -139,8 +139,7 @@ class Recorder:
             *first_cursor(),
             *slab_of(1),
             "mov.u32 %wl_index, 0xffffffff;",
-            f"selp.b32 %wl_r4, {_NO_SPACE}, {_ONE_LEFT}, %wl_w;",
-            "or.b32 %wl_left, %wl_left, %wl_r4;",
+            f"@%wl_w or.b32 %wl_left, %wl_left, {_NO_SPACE};",
             f"@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
         ]
 
@@ -199,7 +198,7 @@ class Recorder:
             f"setp.ge.and.u32 %wl_p2, %wl_index, %wl_r0, {wants};",
             "neg.s32 %wl_r5, %wl_slab;",
             f"@%wl_p2 red.global.add.u32 [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_r5;",
-            "@%wl_p2 neg.s32 %wl_gt, %wl_seq;",
+            "@%wl_p2 mov.u32 %wl_gt, 0;",
             *left,
             f"mad.wide.u32 %wl_ad, %wl_index, {layout.CHUNK_BYTES}, %wl_q1;",
         ]
@@ -289,12 +288,11 @@ class Recorder:
         back = back or f"$wl_back_{number}"
         return [
             f"$wl_next_{number}:",
-            *(self._clock_behind_turn() if records else []),
-            *(self._in_slab(number, back) if together else []),
-            *(self._keep_records(records) if records else []),
+            *(self._behind_turn(records) if records else []),
             *held(),
             "setp.ne.u32 %wl_p0, %wl_hi, 0;",
             "add.u32 %wl_seq, %wl_seq, %wl_r4;",
+            *(self._in_slab(number, back) if together else []),
             # Longer than records tell lay between this chunk's begin and the mark: it says no more that they do.
             "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_p0;",
             *meta("%wl_r7", 0),
@@ -302,9 +300,11 @@ class Recorder:
             "or.b32 %wl_r7, %wl_r7, %wl_r8;",
             f"@%wl_p1 st.global.cs.u32 [%wl_q0+{4 * layout.WORD_META}], %wl_r7;",
             f"@%wl_p1 st.global.cs.u64 [%wl_q0+{4 * layout.WORD_BASE_LOW}], %wl_now;",
+            f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
+            "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
             f"setp.gt.and.u32 %wl_p3, %wl_left, {OWN}, %wl_p0;",
             f"setp.le.and.u32 %wl_p5, %wl_left, {OWN}, %wl_p0;",
-            f"@%wl_p3 sub.u32 %wl_left, %wl_left, {_ONE_LEFT};",
+            f"@%wl_p3 sub.u32 %wl_left, %wl_left, {OWN + 1};",
             f"@%wl_p5 or.b32 %wl_left, %wl_left, {_NO_SPACE};",
             f"add.u64 %wl_q2, %wl_q0, {_STRIDE};",
             *self._again(),
@@ -317,29 +317,19 @@ class Recorder:
         ]
 
     def _in_slab(self, number: int, back: str) -> list[str]:
-        """The usual case, for a whole warp: the slab has a chunk behind this one, which reaches far enough.
-
-        A loop comes here each second or third turn, so it is as short as can be: what lanes without space have lost
-        follows from the sequence at the end, and lanes that write nothing seem to have a chunk left.
-        """
+        """The usual case, for a whole warp: the slab has a chunk behind this one, which reaches far enough."""
         return [
-            f"setp.lt.u32 %wl_p3, %wl_left, {_ONE_LEFT};",
-            "setp.gt.or.u32 %wl_p3, %wl_d, 1, %wl_p3;",
+            f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
+            f"setp.le.and.u32 %wl_p3, %wl_left, {OWN}, %wl_p0;",
+            "setp.gt.and.u32 %wl_p1, %wl_d, 1, %wl_p0;",
+            "or.pred %wl_p3, %wl_p3, %wl_p1;",
             "vote.sync.any.pred %wl_p3, %wl_p3, 0xffffffff;",
             f"@%wl_p3 bra.uni $wl_slab_{number};",
-            f"and.b32 %wl_r4, %wl_lo, {layout.CHUNK_BYTES - 1};",
-            "sub.u32 %wl_r5, %wl_lo, %wl_r4;",
-            "shr.u32 %wl_r4, %wl_r4, 2;",
-            "add.u32 %wl_seq, %wl_seq, %wl_r4;",
-            f"sub.u32 %wl_seq, %wl_seq, {EMPTY // 4};",
-            f"@%wl_w sub.u32 %wl_left, %wl_left, {_ONE_LEFT};",
-            "mov.b64 %wl_ad, {%wl_r5, %wl_hi};",
-            f"add.u64 %wl_ad, %wl_ad, {_STRIDE + EMPTY};",
-            "mov.b64 {%wl_lo, %wl_r4}, %wl_ad;",
-            "selp.b32 %wl_hi, %wl_r4, 0, %wl_w;",
-            *self._header("%wl_w", "%wl_ad", "%wl_now", -EMPTY),
-            "mov.u32 %wl_ep, %wl_e;",
-            f"bra.uni {back};",
+            "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
+            f"add.u64 %wl_q2, %wl_q0, {_STRIDE};",
+            f"@%wl_p0 sub.u32 %wl_left, %wl_left, {OWN + 1};",
+            *self._header("%wl_p0", "%wl_q2", "%wl_now"),
+            *self._open_chunk("%wl_p0", back),
             f"$wl_slab_{number}:",
         ]
 
@@ -355,12 +345,14 @@ class Recorder:
             f"bra.uni {back};",
         ]
 
+    def _behind_turn(self, records: int) -> list[str]:
+        """The clock, which the question read early in the turn, is read again; records stay in use up to here."""
+        return [*self._clock_behind_turn(), *self._keep_records(records)]
+
     def _clock_behind_turn(self) -> list[str]:
-        """The clock, which the question read early in the turn, is read again."""
         return ["mov.u64 %wl_now, %clock64;", *self._epoch("%wl_now", "%wl_e"), "sub.u32 %wl_d, %wl_e, %wl_ep;"]
 
     def _keep_records(self, records: int) -> list[str]:
-        """Registers of records stay in use up to here, by stores that are never made."""
         return [
             "and.b32 %wl_r4, %wl_lo, 3;",
             "setp.ne.u32 %wl_p4, %wl_r4, 0;",
@@ -395,7 +387,6 @@ class Recorder:
             *held(),
             f"setp.ge.u32 %wl_p2, %wl_left, {_NO_SPACE};",
             "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_r4;",
-            "@%wl_p2 add.u32 %wl_gt, %wl_gt, %wl_seq;",
             *self._lose_all(),
             f"and.b32 %wl_r9, %wl_left, {WARPS};",
             "setp.eq.u32 %wl_p5, %wl_r9, 0;",
@@ -440,13 +431,11 @@ class Recorder:
             f"@%wl_p2 red.global.add.u64 [%wl_control+{layout.CONTROL_LOST_CHUNKS}], %wl_q3;",
         ]
 
-    def _header(self, predicate: str, chunk: str, clock: str, offset: int = 0) -> list[str]:
-        """`offset`: of the chunk from what `chunk` holds."""
-        at, base = (f"{chunk}+{offset + more}" for more in (0, 4 * layout.WORD_BASE_LOW))
+    def _header(self, predicate: str, chunk: str, clock: str) -> list[str]:
         return [
             *meta("%wl_r11", int(ChunkFlag.STREAM)),
-            f"@{predicate} st.global.cs.v4.u32 [{at}], {{%wl_block, %wl_r11, %wl_grid, %wl_seq}};",
-            f"@{predicate} st.global.cs.u64 [{base}], {clock};",
+            f"@{predicate} st.global.cs.v4.u32 [{chunk}], {{%wl_block, %wl_r11, %wl_grid, %wl_seq}};",
+            f"@{predicate} st.global.cs.u64 [{chunk}+{4 * layout.WORD_BASE_LOW}], {clock};",
         ]
 
     def _cursor(self) -> list[str]:

@@ -70,6 +70,7 @@ def declaration(threads: int) -> str:
 class StagedRecorder(Recorder):
     """As `Recorder`. All lanes of a warp come to each mark and to its end."""
 
+    advances_early: ClassVar[bool] = True
     place_bytes: ClassVar[int] = SLOT_BYTES
     last_place: ClassVar[int] = EMPTY + 4 * CHUNKS * _SLOTS
 

@@ -66,7 +66,7 @@ class StoredRecorder(FrugalRecorder):
         clocks, rest = own[:2], own[2:]
         behind = rest.index(f"$wl_back_{number}:") + 1
         needed = [self._load("%wl_lo"), self._load("%wl_ep"), self._load("%wl_left")]
-        state = [*self._place(), self._load("%wl_seq"), self._load("%wl_gt"), *self._left()]
+        state = [*self._place(), self._load("%wl_gt"), *self._left()]
         return [*clocks, *self._slot(), *needed, *rest[:behind], *state, *rest[behind:]]
 
     def _open_chunk(self, predicate: str, back: str) -> list[str]:
