@@ -115,7 +115,7 @@ def held_back(manifest: dict[str, Any]) -> str:
         return ""
     most, more = 26, ""
     if kernel.get("instrumented"):
-        most, more = 104, ", but with --timeout or --policy stream"
+        most, more = 208, ", but with --timeout or --policy stream"
     return f" (with policy staged a warp keeps up to {most} of its last records in shared memory{more})"
 
 

@@ -73,6 +73,20 @@ def test_of_packed_records_it_is_said_how_far_they_go() -> None:
     assert where_lines(nothing, records) == [f"No warp left a record{held}."]
 
 
+@pytest.mark.parametrize(
+    ("instrumented", "held"),
+    [
+        (None, "up to 26 of its last records in shared memory)"),
+        ({"from": "ptx"}, "up to 208 of its last records in shared memory, but with --timeout or --policy stream)"),
+    ],
+)
+def test_of_records_that_waited_in_shared_memory_it_is_said_how_many(instrumented: object, held: str) -> None:
+    chunks, manifest = packed()
+    manifest["kernels"][0] |= {"policy": "staged", "instrumented": instrumented}
+    manifest, records = stopped_by_records(chunks, manifest)
+    assert where_lines(manifest, records)[0] == f"Where each warp was at least (with policy staged a warp keeps {held}:"
+
+
 def test_a_trace_shows_the_places_and_the_number_of_warps_that_ended() -> None:
     chunks, manifest = packed()
     manifest, records = stopped_by_records(chunks, manifest)
