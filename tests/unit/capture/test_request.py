@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warplens.capture.options import KEEPS, POLICIES, RecordOptions
+from warplens.capture.python import PythonOptions
 from warplens.capture.request import Request, from_text, rank_of, to_text
 from warplens.cli import main
 from warplens.errors import UsageError
@@ -91,6 +92,16 @@ def test_a_signal_arrives_as_a_switch() -> None:
     asked = from_text(to_text(Request(signal="USR1"), "/x"))
     assert asked is not None
     assert (asked.switched, asked.request.paused, asked.request.signal) == (True, True, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "staged"), [({}, True), ({"timeout_s": 3.0}, False), ({"policy": "stream"}, False)]
+)
+def test_with_a_time_out_or_a_policy_records_are_in_memory_at_once(options: dict[str, Any], staged: bool) -> None:
+    """A kernel that hangs takes with it what waits in shared memory."""
+    asked = from_text(to_text(Request(**options), "/x"))
+    assert asked is not None
+    assert PythonOptions.of(asked).staged == staged
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "version=2&folder=x", "version=1&folder=x&warp_mask=x"])

@@ -13,6 +13,7 @@ from tests.unit.capture.test_triton import loaded
 from tests.unit.capture.triton_stand_in import WAITS, Fake
 from warplens import layout
 from warplens.capture import triton_builds
+from warplens.capture.python import PythonOptions
 from warplens.capture.triton import TritonCapture, TritonWarning
 from warplens.instrument import Mode, Selection, State
 
@@ -103,6 +104,42 @@ def test_marks_that_leave_fewer_blocks_are_tried_with_fewer_registers(monkeypatc
     with pytest.warns(TritonWarning, match="its marks leave 4 blocks on an SM instead of 6"), TritonCapture():
         wide, _ = loaded(text)
     assert ".maxnreg" not in wide
+
+
+TURNS = """.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u32 n)
+.reqntid 256
+{ $again: bar.sync 0; st.global.u32 [%r1], 1; @%p1 bra $again; ret; }
+"""
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("registers", "slots", "staged", "gets"),
+    [
+        (90, 8192, True, "staged"),  # 38 to spare
+        (112, 8192, True, "at once"),  # 16
+        (64, 8192, True, "staged"),  # none, and records at once would take 72
+        (90, 8192, False, "at once"),
+        (90, 9216, True, "at once"),
+    ],
+)
+def test_records_wait_in_shared_memory_where_registers_are_to_spare_or_lacking(
+    registers: int, slots: int, staged: bool, gets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 threads: up to 128 registers leave two blocks, up to 64 four."""
+    marked_takes = {64: 72}.get(registers, registers)
+
+    def frame(own: bytes) -> tuple[int, int]:
+        return (marked_takes if b"%wl_" in own and b"warplens_stage" not in own else registers, 0)
+
+    monkeypatch.setattr(triton_builds, "registers_and_frame", frame)
+    monkeypatch.setattr(triton_builds, "shared_bytes", lambda own, _: slots * (b"warplens_stage[" in own))
+    with TritonCapture(PythonOptions(staged=staged), quiet=True) as capture:
+        text, _ = loaded(TURNS)
+    assert ("warplens_stage[8192]" in text) == (gets == "staged"), capture.notes
 
 
 @pytest.mark.parametrize("refuses", [False, True])
