@@ -157,8 +157,13 @@ def test_beside_other_shared_memory_of_a_kernel_what_is_behind_stays_as_well_ali
     assert shared_bytes(marked, "statics") - shared_bytes(clean, "statics") == SHARED_STATE_BYTES
 
 
-@pytest.mark.parametrize("level", ["waits", "all"])
-def test_a_kernel_with_all_registers_gets_its_marks_with_the_state_in_shared_memory(level: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("level", "staged"), [("waits", True), ("all", True), ("waits", False), ("all", False)], ids=str
+)
+def test_a_kernel_with_all_registers_gets_its_marks_by_what_stands_in_shared_memory(
+    level: str, staged: bool, tmp_path: Path
+) -> None:
+    """Its records and most of the state; or the state alone, where each record is to be in memory at once."""
     text = text_of(FULL)
     clean = assembled(text, tmp_path, "clean").cubin
     assert registers_and_frame(clean) == (255, 0)
@@ -169,17 +174,22 @@ def test_a_kernel_with_all_registers_gets_its_marks_with_the_state_in_shared_mem
         asm={"ptx": text, "cubin": clean},
         metadata=SimpleNamespace(num_warps=4, shared=196_688, profile_scratch_size=0),
     )
-    choice = Choice(None, Selection(level), "", told.append, notes, notes.append)
+    choice = Choice(None, Selection(level), "", told.append, notes, notes.append, staged)
     marked = mark(kernel, choice, lambda own: assembled(own, tmp_path, "marked").cubin)
     assert marked is not None
     assert registers_and_frame(marked.cubin) == (255, 0)
     tried = [line for line in notes if "matmul_tma: the marks" in line or "it gets" in line]
+    assert told == []
+    if staged:
+        assert re.fullmatch(r"matmul_tma: the marks asked for: \d+ bytes spill", tried[0])
+        lean = "records in shared memory, a recorder with fewer registers"
+        assert tried[1:] == [f"matmul_tma: it gets the marks asked for, {lean}"]
+        return
     fewer, in_place = "a recorder with fewer registers", "arithmetic left behind waits"
     for line, mode in zip(tried, ["", f", {fewer}", f", {in_place}", f", {fewer}, {in_place}"], strict=False):
         assert re.fullmatch(rf"matmul_tma: the marks asked for{mode}: \d+ bytes spill", line)
     assert "setmaxnreg" in tried[4]
     assert tried[-1].startswith("matmul_tma: it gets the marks asked for, state in shared memory: marks cost more")
-    assert told == []
 
 
 @pytest.mark.parametrize("small", [10, 14, 18])
