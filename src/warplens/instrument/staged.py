@@ -25,10 +25,9 @@ from warplens.layout import ChunkFlag
 
 STAGE: Final = "warplens_stage"
 SLOT_BYTES: Final = 1024
+"""What stands behind the slots moves by a multiple of this: memory that TMA writes with a swizzle needs as much."""
 MOST_THREADS: Final = 512
 """Of a block: its slots take 16 KiB."""
-_ALIGNED: Final = 1024
-"""What stands behind the slots moves by a multiple of this: memory that TMA writes with a swizzle needs as much."""
 _AT_ONCE: Final = 4
 """Chunks of which each lane writes 16 bytes."""
 CHUNKS: Final = 2 * _AT_ONCE
@@ -53,7 +52,7 @@ class NotTogetherError(Exception):
 
 def staged_bytes(threads: int) -> int:
     """Shared memory that the slots of a block take."""
-    return -(-(-(-threads // 32) * SLOT_BYTES) // _ALIGNED) * _ALIGNED
+    return -(-threads // 32) * SLOT_BYTES
 
 
 def own_shared_bytes(text: str) -> int:
