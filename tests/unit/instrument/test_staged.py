@@ -53,7 +53,7 @@ def test_all_records_are_there_however_many_a_slot_has_at_its_end(
 
 @pytest.mark.parametrize(("depth", "slab"), [(0, 8), (CHUNKS - 1, 1), (CHUNKS, 1), (CHUNKS + 5, 9), (3 * CHUNKS, 8)])
 def test_what_finds_no_space_is_counted_to_the_event(depth: int, slab: int) -> None:
-    for turns in (3, 110):
+    for turns in (3, 80):
         check(
             LOOP.format(threads=64), (64, 1, 1), selection=ALL, state=State.STAGED, turns=turns, depth=depth, slab=slab
         )
@@ -73,7 +73,7 @@ def test_chunks_are_filled_and_say_how_many_records_they_have() -> None:
 def test_blocks_and_warps_that_are_not_chosen_write_nothing() -> None:
     choice = {"every_block": 3, "warp_mask": 2}
     text = LOOP.format(threads=64)
-    done = run(text, grid=4, turns=60, depth=200, choice=choice, machine=Warps({}), state=State.STAGED)
+    done = run(text, grid=4, turns=54, depth=200, choice=choice, machine=Warps({}), state=State.STAGED)
     assert sorted(set(done.trace.spans["block"])) == [0, 3]
     assert set(done.trace.spans["warp"]) == {1}
     assert done.lost_events == 0
@@ -83,7 +83,7 @@ def test_without_a_descriptor_nothing_is_touched() -> None:
     text = instrument(LOOP.format(threads=64), ALL, state=State.STAGED).text
     symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, SHARED_STATE: 0, STAGE: SLOTS}
     machine = Warps(symbols)
-    machine.run(text, grid=2, threads=64, grid_id=5, arguments={"n": 150})
+    machine.run(text, grid=1, threads=64, grid_id=5, arguments={"n": 60})
     assert machine.touched == {1024}
 
 
