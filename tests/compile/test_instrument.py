@@ -280,9 +280,14 @@ def test_a_loop_in_front_of_which_a_kernel_begins_is_unrolled_as_without_marks(t
     assert [disassemble(cubin).count("LDG.E.EF.64") for cubin in builds] == [10, 10]
 
 
-def test_with_more_marks_in_shared_memory_the_fuller_kernel_spills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hoists", [True, False])
+@pytest.mark.parametrize("state", State)
+def test_with_more_marks_the_fuller_kernel_spills_wherever_the_state_is(
+    state: State, hoists: bool, tmp_path: Path
+) -> None:
     text = gzip.decompress((FOLDER / f"{FULLER}.ptx.gz").read_bytes()).decode()
-    assert spills(assembled(instrument(text, state=State.SHARED).text, tmp_path, "marked").cubin) > 0
+    modes = {own.name: Mode(Selection(), state=state, hoists=hoists) for own in read(text).entries}
+    assert spills(assembled(instrument(text, modes=modes).text, tmp_path, "marked").cubin) > 0
 
 
 def test_the_audit_tells_that_a_mark_parts_loads(tmp_path: Path) -> None:

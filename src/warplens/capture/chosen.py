@@ -34,7 +34,8 @@ IN_MEMORY: Final = {State.SHARED: "state in shared memory", State.LOCAL: "state 
 STAGED: Final = "records in shared memory"
 _SPARE: Final = 32
 """Registers to spare with which records wait in shared memory first of all. A matmul with 12 ran 3 points slower so
-with few marks, and faster with many, which left it no registers else (benchmarks/results/triton_proton.json)."""
+with few marks, and faster with many, which left it no registers else (benchmarks/results/triton_proton.json at once,
+triton_proton_staged.json in shared memory)."""
 FRUGAL: Final = "a recorder with fewer registers"
 _IN_PLACE: Final = "arithmetic left behind waits"
 _FEWER_BLOCKS: Final = ", on fewer blocks"

@@ -141,7 +141,7 @@ class PythonOptions:
             paused=request.paused,
             switch=os.path.join(asked.folder, "on") if getattr(asked, "switched", False) else None,  # noqa: PTH118
             source=getattr(request, "source", True),
-            staged=request.policy == "auto" and not getattr(asked, "at_once", False),
+            staged=request.policy not in ("stream", "live") and not getattr(asked, "at_once", False),
             ignored=tuple(ignored),
             note=request.note,
             host=asked.host,

@@ -307,7 +307,6 @@ class _Entry:
         """The pieces; fills `kernel` and `symbol`."""
         assert mode.selection is not None
         flow = self._flow
-        head = flow.module.bare(flow.function.head)
         if not flow.code:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
@@ -334,16 +333,22 @@ class _Entry:
             frugal = mode.state is State.FEWER_REGISTERS
             recorder = StraightRecorder(*facts_of_kernel, len(plan.marks), stored_together(flow, plan), frugal)
         if isinstance(recorder, StagedRecorder):
-            threads = math.prod(sizes(head, "reqntid") or (0,))
-            in_part = any(flow.is_in_part(mark.index, mark.behind) for mark in plan.marks)
-            if 0 < threads <= MOST_THREADS and threads % 32 == 0 and not in_part and flow.loops:
-                with contextlib.suppress(NotTogetherError):
-                    pieces = Inserter(flow, plan, recorder).insert()
+            threads = self._threads_of_slots(plan)
+            with contextlib.suppress(NotTogetherError):
+                pieces = Inserter(flow, plan, recorder).insert() if threads else []
+                if pieces:
                     self.staged_threads = threads
                     self.kernel = replace(self.kernel, staged_bytes=staged_bytes(threads))
                     return pieces
             recorder = Recorder(*facts_of_kernel)
         return Inserter(flow, plan, recorder).insert()
+
+    def _threads_of_slots(self, plan: Plan) -> int:
+        """Threads of a block whose records can wait in shared memory; 0 where they cannot, as far as marks tell."""
+        flow = self._flow
+        threads = math.prod(sizes(flow.module.bare(flow.function.head), "reqntid") or (0,))
+        in_part = any(flow.is_in_part(mark.index, mark.behind) for mark in plan.marks)
+        return threads if threads <= MOST_THREADS and threads % 32 == 0 and not in_part and flow.loops else 0
 
     def limit(self, most_registers: int) -> list[Piece]:
         """The piece that limits its registers, where it takes one."""

@@ -67,6 +67,14 @@ def slab_of(least: int) -> list[str]:
     return [f"max.u32 %wl_slab, %wl_slab, {least};", f"shl.b32 %wl_slab, %wl_slab, {_SLAB_SHIFT};"]
 
 
+def asked(wants: str) -> list[str]:
+    """`%wl_index`: what the cursor gives for a slab, where `wants`; behind all memory elsewhere."""
+    return [
+        "mov.u32 %wl_index, 0xffffffff;",
+        f"@{wants} atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
+    ]
+
+
 def growth(in_program: bool) -> list[str]:
     """`%wl_slab`: a slab of as many chunks, or of more behind %wl_seq records."""
     return [
@@ -127,6 +135,17 @@ class Recorder:
 
     def ask(self) -> list[str]:
         """Whether this warp is recorded (layout.choice says how that is told), and then a slab for it."""
+        none, answer = asked("%wl_w")
+        return [
+            *self._who_records(),
+            *slab_of(1),
+            none,
+            f"@%wl_w or.b32 %wl_left, %wl_left, {_NO_SPACE};",
+            answer,
+        ]
+
+    def _who_records(self) -> list[str]:
+        """`%wl_w`: whether this lane writes: lane 0 of a warp that is recorded; and the cursor that it asks first."""
         return [
             *self._is_chosen(),
             *with_sm(),
@@ -137,10 +156,6 @@ class Recorder:
             "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
             "mov.u32 %wl_seq, 0;",
             *first_cursor(),
-            *slab_of(1),
-            "mov.u32 %wl_index, 0xffffffff;",
-            f"@%wl_w or.b32 %wl_left, %wl_left, {_NO_SPACE};",
-            f"@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
         ]
 
     def _is_chosen(self) -> list[str]:

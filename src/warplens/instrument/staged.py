@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from warplens import layout
-from warplens.instrument.places import EMPTY, WARPS, first_cursor, look_up, meta, with_sm
-from warplens.instrument.recorder import Recorder, growth, slab_of
+from warplens.instrument.places import EMPTY, WARPS, meta
+from warplens.instrument.recorder import Recorder, asked, growth, slab_of
 from warplens.instrument.shared_state import SHARED_STATE
 from warplens.layout import ChunkFlag
 
@@ -80,18 +80,9 @@ class StagedRecorder(Recorder):
     def ask(self) -> list[str]:
         """Whether this warp is recorded, a first slab for it, and its slot."""
         return [
-            *self._is_chosen(),
-            *with_sm(),
-            "mov.u64 %wl_q3, %gridid;",
-            "cvt.u32.u64 %wl_grid, %wl_q3;",
-            *(look_up() if self.listed else []),
-            "and.b32 %wl_r4, %wl_r0, 31;",
-            "setp.eq.and.u32 %wl_w, %wl_r4, 0, %wl_p0;",
-            "mov.u32 %wl_seq, 0;",
-            *first_cursor(),
+            *self._who_records(),
             *slab_of(CHUNKS),
-            "mov.u32 %wl_index, 0xffffffff;",
-            f"@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
+            *asked("%wl_w"),
             f"mov.u32 %wl_lo, {STAGE};",
             "mov.u32 %wl_hi, 0;",
             "shr.u32 %wl_r5, %wl_r0, 5;",
@@ -291,8 +282,7 @@ class StagedRecorder(Recorder):
             *growth(self.listed),
             *slab_of(CHUNKS),
             *self._cursor(),
-            "mov.u32 %wl_index, 0xffffffff;",
-            f"@%wl_w atom.global.add.u32 %wl_index, [%wl_cursor+{layout.CONTROL_CURSORS}], %wl_slab;",
+            *asked("%wl_w"),
             *self._take("%wl_w"),
             f"@%wl_lane st.shared.v4.u32 [%wl_r5+{_STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_seq}};",
             "bar.warp.sync 0xffffffff;",

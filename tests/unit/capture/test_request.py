@@ -95,7 +95,8 @@ def test_a_signal_arrives_as_a_switch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "staged"), [({}, True), ({"timeout_s": 3.0}, False), ({"policy": "stream"}, False)]
+    ("options", "staged"),
+    [({}, True), ({"timeout_s": 3.0}, False), ({"policy": "stream"}, False), ({"policy": "staged"}, True)],
 )
 def test_with_a_time_out_or_a_policy_records_are_in_memory_at_once(options: dict[str, Any], staged: bool) -> None:
     """A kernel that hangs takes with it what waits in shared memory."""

@@ -17,11 +17,13 @@ from warplens.capture.stopped import last_places
 from warplens.decode.last import last_events, with_last
 from warplens.decode.manifest import check
 from warplens.decode.stopped import where_lines
+from warplens.instrument.staged import CHUNKS
 from warplens.layout import ChunkFlag
 from warplens.render.stopped import last_sites, stopped_text
 from warplens.trace import Trace
 
 WHY = "the program had not ended by the time-out"
+SLOT = CHUNKS * layout.RECORD_SLOTS
 _LAST = np.uint32(int(ChunkFlag.LAST) << layout.META_FLAGS_SHIFT)
 
 
@@ -77,7 +79,10 @@ def test_of_packed_records_it_is_said_how_far_they_go() -> None:
     ("instrumented", "held"),
     [
         (None, "up to 26 of its last records in shared memory)"),
-        ({"from": "ptx"}, "up to 208 of its last records in shared memory, but with --timeout or --policy stream)"),
+        (
+            {"from": "ptx"},
+            f"up to {SLOT} of its last records in shared memory, but with --timeout or --policy stream)",
+        ),
     ],
 )
 def test_of_records_that_waited_in_shared_memory_it_is_said_how_many(instrumented: object, held: str) -> None:

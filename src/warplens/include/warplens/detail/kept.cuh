@@ -302,11 +302,10 @@ __device__ __forceinline__ bool store_of_loop(const Kept& kept, u64 own, int slo
   return fits;
 }
 
-// What is left to do of a warp that may have to write twice: a block record needs the room of the last records. Where
-// lanes are missing there is none, and a first write without events would leave the chunk asked for unwritten.
+// What is left to do of a warp that may have to write twice: a block record needs the room of the last records.
 template <u32 kCodeBits, u32 kSitesHash, bool kCounted>
 __device__ __forceinline__ void write_last(Kept kept, u64 own, u32 lane, u64 base, const BlockFacts& block) {
-  if (kept.count > layout::kBlockRecordSlots && linear_warp() == 0 && __activemask() == kFullMask) {
+  if (kept.count > layout::kBlockRecordSlots && linear_warp() == 0) {
     write_chunk<kCodeBits, kSitesHash, false, kCounted, true>(kept, own, lane, base, block);
     kept.template begin_chunk<kCounted>(lane, base);
     own = base;
