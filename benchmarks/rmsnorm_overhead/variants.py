@@ -51,6 +51,7 @@ VARIANTS = (
     *POLICIES,
     NEWEST,
     PAID,
+    *recorders.BARE,
     *recorders.RIVALS,
     *recorders.ABLATIONS,
 )
@@ -311,6 +312,26 @@ class Rival(Variant):
         return {"events": found}
 
 
+class Bare(Rival):
+    """Marks with nothing but what they cost at least. Its records are not usable."""
+
+    def __init__(self, name: str, workload: Workload, arch: str) -> None:
+        self.options = (self.limit,)
+        Variant.__init__(self, name, workload, arch)
+        words = 8 if recorders.BARE[name][1] else 1  # of 64 bits, a warp
+        self.traces = torch.zeros(
+            workload.launches, workload.rows * workload.warps * words, device="cuda", dtype=torch.int64
+        )
+
+    def source(self) -> str:
+        """The demo's kernel with these marks."""
+        return recorders.bare_source(self.name)
+
+    def recorded(self) -> dict[str, int]:
+        """Nothing is promised."""
+        return {}
+
+
 class Ablated(Warplens):
     """warplens with a part of its device side left out: what that part costs. Its records are not usable."""
 
@@ -343,6 +364,7 @@ def make_variant(name: str, workload: Workload, arch: str) -> Variant:
         NEWEST: Newest,
         PAID: Paid,
         **{name: Every if EVERY in name else Unseen for name in (EVERY, UNSEEN, *TWICE)},
+        **dict.fromkeys(recorders.BARE, Bare),
         **dict.fromkeys(recorders.ABLATIONS, Ablated),
     }
     return kinds.get(name, Rival)(name, workload, arch)

@@ -144,6 +144,16 @@ def test_a_split_body_has_each_mark_once_and_the_kernels_work_twice_unless_all_i
     assert split[1] == bodies * one[1] > 0
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_split_body_that_nobody_records_comes_first_behind_one_read_and_one_branch(arch: str) -> None:
+    code = disassemble(compile_cubin(SPLIT.replace("ON", "true"), ["k"], arch=arch).cubin, "_Z1kPfj")
+    clean, marked_body = (next(n for n, own in enumerate(code) if word in own) for word in ("BAR.SYNC", "SR_CLOCK"))
+    assert clean < marked_body
+    calls = next(n for n, own in enumerate(code) if "CALL" in own)
+    assert not [own for own in code[:calls] if "LDG" in own]
+    assert sum("BRA" in own for own in code[:calls]) == 1
+
+
 HANDLE_FREE = """
 #include <warplens/warplens.cuh>
 WARPLENS_SITES(s, a, b);

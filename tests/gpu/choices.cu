@@ -35,12 +35,13 @@ WARPLENS_PAIR(add_one<true>, add_one<false>);
 
 template <bool kTrace>
 __global__ void triple(unsigned* p) {
-  warplens::Recorder<tripling, kTrace> rec;
-  rec.phase(tripling::read);
-  const unsigned old = p[blockIdx.x * blockDim.x + threadIdx.x];
-  linger();
-  rec.phase(tripling::write);
-  p[blockIdx.x * blockDim.x + threadIdx.x] = 3 * old;
+  warplens::split<tripling, kTrace>([&](auto& rec) {
+    rec.phase(tripling::read);
+    const unsigned old = p[blockIdx.x * blockDim.x + threadIdx.x];
+    linger();
+    rec.phase(tripling::write);
+    p[blockIdx.x * blockDim.x + threadIdx.x] = 3 * old;
+  });
 }
 WARPLENS_PAIR(triple<true>, triple<false>);
 

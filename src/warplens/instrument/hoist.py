@@ -33,6 +33,7 @@ _OF_WARPS: Final = re.compile(
 _MAY_FUSE: Final = re.compile(r"(?:add|sub|mul)\.(?!r[nzmp]\b)\S*f(?:16|32|64)")
 """Without a rounding of its own ptxas may make one instruction of a product and a sum, with other bits."""
 _PRODUCT: Final = re.compile(r"wgmma\.mma_async|w?mma\.")
+_COPY: Final = re.compile(r"cp\.async\.c[ag]\.")
 _CUT: Final = re.compile(r"(?:call|setmaxnreg)\b|.*%(?:clock|globaltimer)", re.DOTALL)
 """Nothing is moved across these: what they use is not all in their operands, or they tell the time."""
 _NAME: Final = re.compile(r"[%A-Za-z_$][\w$%]*")
@@ -135,17 +136,19 @@ class Hoister:
         return out
 
     def _worth_moving(self, start: int, stop: int, places: list[int]) -> set[int]:
-        """All between two marks; where a product stands there, only what it waits for: it hides the rest."""
+        """All between two marks; where a product stands there, only what it waits for: it hides the rest; where copies
+        to shared memory do, only what these wait for: what the next turn's need would keep both values in registers."""
         code = self._flow.code
         out: set[int] = set()
         for first, last in pairwise([start, *places, stop]):
-            product = next((n for n in range(first, last) if _PRODUCT.match(code[n].opcode)), None)
-            if product is None:
+            wait = [n for n in range(first, last) if _PRODUCT.match(code[n].opcode)][:1]
+            wait = wait or [n for n in range(first, last) if _COPY.match(code[n].opcode)]
+            if not wait:
                 out.update(range(first, last))
                 continue
-            needed = {*_NAME.findall(code[product].operands)}
-            for number in range(product - 1, first - 1, -1):
-                if not needed.isdisjoint(self._first[number]):
+            needed: set[str] = set()
+            for number in range(wait[-1], first - 1, -1):
+                if number in wait or not needed.isdisjoint(self._first[number]):
                     out.add(number)
                     needed.update(_NAME.findall(code[number].operands))
         return out

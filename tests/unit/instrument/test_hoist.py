@@ -157,6 +157,13 @@ def test_what_a_product_hides_anyway_stays_beside_it() -> None:
     assert moved(body) == ["add.s64 %d2, %d1, 5"]
 
 
+def test_in_front_of_copies_goes_what_they_wait_for_alone() -> None:
+    copies = "; ".join(f"cp.async.cg.shared.global [full], [%d{n}], 16" for n in (2, 3))
+    addresses = [f"add.s64 %d{n}, %d1, {n}" for n in (2, 3)]
+    body = f"bar.sync 0; {ADD}; {'; '.join(addresses)}; {copies}; {USE};"
+    assert moved(body) == addresses
+
+
 def test_time_is_taken_in_proportion_to_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """What may be asked of a mark is asked once, not for each instruction: a long loop took minutes."""
     asked: list[int] = []

@@ -259,15 +259,14 @@ __device__ __forceinline__ void split(Body&& body) {
     Recorder<Sites, kOn, Policy> rec;
     body(rec);
   } else {
-    detail::Choice choice;
-    choice.ask();
-    if (choice.may_record_block()) {
-      Recorder<Sites, true, Policy> rec;
-      body(rec);
-    } else {
+    detail::ask_for(detail::linear_thread(), detail::linear_block());  // their answer comes beside that of the choice
+    if (detail::is_left_out() != 0) {
       Recorder<Sites, false, Policy> rec;
       body(rec);
-      choice.end_block();
+      detail::end_left_out_block();
+    } else {
+      Recorder<Sites, true, Policy> rec;
+      body(rec);
     }
   }
 }

@@ -132,12 +132,13 @@ struct Choice {
 
   // May any warp of this block be recorded? The same for all warps of a block: in a window of launches, which each of
   // them looks up for itself, it may be.
+  template <bool kInline>
   __device__ __forceinline__ bool may_record_block() const {
     if (kChoiceKnown) return kAllRecorded || in_known_step();
     if (warp_mask == 0) return false;
     if (rotate_right(linear_block() * every_inverse, more % 32u) > every_limit) return false;
     if (kStepsOnly || (more & (layout::kChoiceList | layout::kChoiceWindow)) != layout::kChoiceList) return true;
-    return choose_further(more).recorded;
+    return (kInline ? choose_further(more) : call_choose_further(more)).recorded;
   }
 
   // Is this iteration of a loop one of those between every n-th?
@@ -153,6 +154,35 @@ struct Choice {
     }
   }
 };
+
+WARPLENS_DETAIL_CALLED u32 call_is_left_out() {
+  Choice choice;
+  choice.ask();
+  return choice.may_record_block<true>() ? 0u : 1u;
+}
+
+// 0: this block may be recorded. Asked before it does anything else. In a program that nobody records the answer is one
+// read of constant memory and a branch; all else is a call, which stands out of the way. What is not 0 is what ptxas
+// takes to be usual.
+__device__ __forceinline__ u32 is_left_out() {
+  if (kChoiceKnown || kArenaKnown) {
+    Choice choice;
+    choice.ask();
+    const u32 left_out = choice.may_record_block<false>() ? 0u : 1u;
+    return kChoiceKnown ? left_out : opaque(left_out);
+  }
+  u32 left_out = 1;
+  if (control_address() != 0) left_out = call_is_left_out();
+  return left_out;
+}
+
+// Where a block ends that was left out. What is recorded is read anew: held through the kernel it would cost registers.
+__device__ __forceinline__ void end_left_out_block() {
+  if (kChoiceKnown || linear_thread() != 0 || (!kArenaKnown && control_address() == 0)) return;
+  Choice choice;
+  choice.ask();
+  choice.end_block();
+}
 
 // Where a warp asks: neighbouring warps at different cursors, since one address serves about one request a
 // nanosecond. The low five bits of the thread's number fall away, so that the warp's number need not be worked out.

@@ -303,7 +303,8 @@ __device__ __forceinline__ bool store_of_loop(const Kept& kept, u64 own, int slo
 }
 
 // What is left to do of a warp that may have to write twice: a block record needs the room of the last records.
-template <u32 kCodeBits, u32 kSitesHash, bool kCounted>
+// kInLoops: only a warp whose marks are in loops has chunks to leave.
+template <u32 kCodeBits, u32 kSitesHash, bool kCounted, bool kInLoops>
 __device__ __forceinline__ void write_last(Kept kept, u64 own, u32 lane, u64 base, const BlockFacts& block) {
   if (kept.count > layout::kBlockRecordSlots && linear_warp() == 0) {
     write_chunk<kCodeBits, kSitesHash, false, kCounted, true>(kept, own, lane, base, block);
@@ -311,7 +312,7 @@ __device__ __forceinline__ void write_last(Kept kept, u64 own, u32 lane, u64 bas
     own = base;
   }
   write_chunk<kCodeBits, kSitesHash, true, kCounted, true>(kept, own, lane, base, block);
-  if (!kCounted) kept.leave_rest(lane, base);
+  if (kInLoops) kept.leave_rest(lane, base);
 }
 
 }  // namespace detail

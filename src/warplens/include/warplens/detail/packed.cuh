@@ -99,7 +99,7 @@ WARPLENS_DETAIL_CALLED void write_rest(Kept kept, u32 own_high, u64 now, BlockFa
   // No register holds these through the loop.
   if (kept.flags != 0) block.begin_globaltimer = __shfl_sync(__activemask(), kept.code, kBeginLane);
   if (linear_warp() == 0) block.sm = read_smid();
-  write_last<kCodeBits, kSitesHash, false>(kept, own, lane, now, block);
+  write_last<kCodeBits, kSitesHash, false, true>(kept, own, lane, now, block);
 }
 
 template <u32 kCodeBits, u32 kSitesHash>
@@ -168,7 +168,7 @@ class Packed {
     choice_.end_block();
     if (!kAllRecorded && !recorded_) return;
     if (is_counted()) {
-      write_last<kCodeBits, kSitesHash, kCanTell>(kept_, clock_before(base, kept_.time), lane_, base, block_);
+      write_last<kCodeBits, kSitesHash, kCanTell, false>(kept_, clock_before(base, kept_.time), lane_, base, block_);
     } else {
       write_rest<kCodeBits, kSitesHash>(kept_, own_high_, base, block_);
     }
