@@ -89,7 +89,7 @@ def test_a_recorder_with_fewer_registers_takes_fewer(name: str, tmp_path: Path) 
     usual, fewer = (assembled(own.text, tmp_path, state.name).cubin for state, own in found.items())
     most, spilled = registers_and_frame(fewer)
     assert spilled == 0
-    assert most <= registers_and_frame(usual)[0] - 2
+    assert most < registers_and_frame(usual)[0]
 
 
 @pytest.mark.parametrize("name", ["triton_3.6.0_matmul_80", "triton_3.6.0_hopper_90", "triton_3.9.0_tma_100", FULL])
