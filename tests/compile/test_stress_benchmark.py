@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.benchmark import BENCHMARKS, module
-from tests.compile.test_emulation import random_case
 from tests.emulation import CODE_BITS, DETACHED, events, run
 from tests.machine_code import disassemble, resources, text_section
+from tests.programs.test_emulation import random_case
 from warplens.capture.compile import compile_cubin
 from warplens.capture.modules import read_site_sets
 from warplens.layout import Control

@@ -20,7 +20,7 @@ from warplens.capture.compile import get_include
 from warplens.capture.modules import read_site_sets
 from warplens.instrument import instrument
 
-pytestmark = pytest.mark.compile
+pytestmark = pytest.mark.programs
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cutlass" / "matmul.cu"
 

@@ -21,7 +21,7 @@ from tests.host import NVTX, Built, launches_of, record
 from warplens.capture import nvtx
 from warplens.errors import UsageError
 
-pytestmark = pytest.mark.compile
+pytestmark = pytest.mark.programs
 
 
 def test_clean_and_traced_launches_take_turns_and_no_launch_is_added(built: Built, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.unit.instrument.test_recorder import run as run_on_cpu
 from warplens.capture.modules import read_site_sets
 from warplens.capture.nvcc import Wish, shadow
 
-pytestmark = pytest.mark.compile
+pytestmark = pytest.mark.programs
 
 KERNEL = """
 template <class T> __global__ void __launch_bounds__(256) swap_halves(T* data) {

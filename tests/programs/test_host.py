@@ -22,7 +22,7 @@ import warplens
 from tests.host import Built, build_libraries, launches_of, record, run
 from warplens import layout
 
-pytestmark = pytest.mark.compile
+pytestmark = pytest.mark.programs
 
 
 def test_a_recorded_program_leaves_a_whole_file_with_what_its_kernels_wrote(built: Built, tmp_path: Path) -> None:

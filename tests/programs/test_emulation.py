@@ -34,7 +34,7 @@ from warplens.decode.flags import SpanFlag
 from warplens.decode.last import last_events
 from warplens.decode.streams import is_spare
 
-pytestmark = pytest.mark.compile
+pytestmark = pytest.mark.programs
 
 PARTING = ("packed", "untold", "mixed", "staged", "stream", "live")  # where lanes may part
 COLUMNS = ("block", "warp", "sequence", "site", "depth", "start_cycles", "duration_cycles")

@@ -10,7 +10,7 @@ import pytest
 from tests.emulation import FULL, Case, Step, decoded, run
 from warplens.decode import Decoded
 
-pytestmark = pytest.mark.compile
+pytestmark = pytest.mark.programs
 
 
 def told(found: Decoded) -> dict[str, int]:

@@ -22,7 +22,7 @@ from tests.host import BLOCKS, Built, launches_of, record
 from warplens import layout
 from warplens.layout import ChunkFlag
 
-pytestmark = pytest.mark.compile
+pytestmark = pytest.mark.programs
 
 TIME_OUT = ("--rounds", "0", "--timeout", "2")
 
