@@ -14,6 +14,7 @@ import pytest
 
 from tests.machine_code import disassemble, resources, text_section
 from warplens.capture.compile import Compiled, compile_cubin, get_include
+from warplens.errors import CompileError
 
 pytestmark = pytest.mark.compile
 
@@ -116,11 +117,22 @@ def test_between_a_barrier_and_the_clock_behind_it_stands_an_instruction(arch: s
         assert "LDS R" in instructions
 
 
+def can_tell() -> bool:
+    """Whether this NVRTC knows what a compiler knows (device.cuh); 13.0 and older do not."""
+    try:
+        compile_cubin('extern "C" __global__ void k(int* p) { *p = __builtin_constant_p(1); }', ["k"], arch="sm_90a")
+    except CompileError:
+        return False
+    return True
+
+
 def test_a_compiler_that_cannot_count_has_no_code_of_loops_at_the_end() -> None:
-    # NVRTC 13.0 and older: code that only marks in loops need cost 8 % of a launch of 432 rows, 7 us (2026-12-02).
+    if not can_tell():
+        pytest.skip("this NVRTC makes no code to compare with")
+    # NVRTC 13.0 and older: code that only marks in loops need cost 8 % of a launch of 432 rows, 0.4 us (2026-12-02).
     found = []
-    for can_tell in (0, 1):
-        options = ["-DWARPLENS_1D", *ALL_RECORDED, f"-DWARPLENS_DETAIL_CAN_TELL={can_tell}"]
+    for told in (0, 1):
+        options = ["-DWARPLENS_1D", *ALL_RECORDED, f"-DWARPLENS_DETAIL_CAN_TELL={told}"]
         compiled = compile_cubin(SOURCE, [name("__half", True)], arch="sm_90a", options=options)
         code = disassemble(compiled.cubin, compiled.names[name("__half", True)])
         found.append(sum("FLO" in own for own in code))

@@ -103,7 +103,7 @@ class Hoister:
         for number in range(start, stop):
             own = self._flow.code[number]
             targets = self._first[number]
-            names = {*_NAME.findall(own.operands), *([own.predicate] if own.predicate else [])}
+            names = _names(own)
             place: float = number
             used.update(dict.fromkeys(pins.get(number, ()), place))
             if number in fixed or _CUT.match(f"{own.opcode} {own.operands}"):
@@ -150,7 +150,7 @@ class Hoister:
             for number in range(wait[-1], first - 1, -1):
                 if number in wait or not needed.isdisjoint(self._first[number]):
                     out.add(number)
-                    needed.update(_NAME.findall(code[number].operands))
+                    needed |= _names(code[number])
         return out
 
     def _may_move(self, number: int, targets: set[str], names: set[str]) -> bool:
@@ -176,6 +176,11 @@ class Hoister:
 def _at(mark: Mark) -> int:
     """The instruction that a mark stands in front of."""
     return mark.index + mark.behind
+
+
+def _names(own: Instruction) -> set[str]:
+    """Registers and symbols of an instruction, its predicate's too."""
+    return {*_NAME.findall(own.operands), *([own.predicate] if own.predicate else [])}
 
 
 def _first(own: Instruction) -> set[str]:

@@ -164,6 +164,17 @@ def test_in_front_of_copies_goes_what_they_wait_for_alone() -> None:
     assert moved(body) == addresses
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["@%p3 OWN", "@!%p3 OWN", "{ .reg .pred %own; and.pred %own, %p3, %p4; @%own OWN; }"],
+    ids=["predicate", "negated", "within braces, as CUTLASS has it"],
+)
+def test_what_decides_whether_there_is_a_copy_or_product_goes_along(text: str) -> None:
+    decides = "setp.gt.s32 %p3, %r2, 5"
+    for own in ("cp.async.cg.shared.global [full], [%d1], 16", "mma.sync.aligned.m8n8k4 {%r10,%r11}, {%r12}, {%r13}"):
+        assert moved(f"bar.sync 0; {ADD}; {decides}; {text.replace('OWN', own)}; {USE};") == [decides]
+
+
 def test_time_is_taken_in_proportion_to_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """What may be asked of a mark is asked once, not for each instruction: a long loop took minutes."""
     asked: list[int] = []
