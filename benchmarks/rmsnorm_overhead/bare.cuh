@@ -4,6 +4,10 @@
 // the end, by each warp or, with BARE_BY_BLOCK, by the last one of the block for all.
 // In: `trace`, room for 64 bytes a warp. Out: low halves of the clocks.
 
+#include <warplens/detail/device.cuh>
+
+using warplens::detail::load_shared, warplens::detail::store_shared, warplens::detail::store_word;
+
 #define SITE_ENUMERATOR(id, name, kind, resource) id,
 #define SITES_FROM(set, LIST)                                       \
   struct set {                                                      \
@@ -32,7 +36,7 @@ class Recorder {
                    : "memory");
     } else {
       if (count_ != 0) store_shared(slot_ + 4u * (count_ - 1u), kept_);
-      kept_ = read_clock();
+      kept_ = warplens::detail::read_clock_low();
     }
     ++count_;
   }
@@ -51,7 +55,7 @@ class Recorder {
       return;
     }
     unsigned ended = 0;
-    asm volatile("fence.acq_rel.cta;" ::: "memory");
+    warplens::detail::fence_block();
     if (lane == 0) asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(ended) : "r"(counter()) : "memory");
     if (__shfl_sync(0xffffffffu, ended, 0) != warps - 1u) return;
     for (unsigned i = lane; i < warps * words; i += 32u) {
@@ -67,21 +71,8 @@ class Recorder {
     return static_cast<unsigned>(__cvta_generic_to_shared(words));
   }
   __device__ __forceinline__ static unsigned counter() { return slots() + 32u * kSlotBytes; }
-  __device__ __forceinline__ static unsigned read_clock() {
-    unsigned value;
-    asm volatile("mov.u32 %0, %%clock;" : "=r"(value)::"memory");
-    return value;
-  }
-  __device__ __forceinline__ static void store_shared(unsigned address, unsigned value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-  }
-  __device__ __forceinline__ static unsigned load_shared(unsigned address) {
-    unsigned value;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-  }
   __device__ __forceinline__ void store(unsigned index, unsigned value) {
-    asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(trace_ + index), "r"(value) : "memory");
+    store_word(reinterpret_cast<unsigned long long>(trace_ + index), value);
   }
 
   unsigned* trace_;

@@ -22,8 +22,6 @@ pytestmark = pytest.mark.compile
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 POLICIES = ("packed", "staged", "stream", "live")
-PLACES = [*((arch, POLICIES[0]) for arch in ARCHITECTURES), *(("sm_90a", policy) for policy in POLICIES[1:])]
-"""Each architecture, and each policy: what they differ in they differ in apart."""
 DEMO = (files("warplens") / "demo" / "rmsnorm.cu").read_text(encoding="utf-8")
 SITES = "#include <warplens/warplens.cuh>\nWARPLENS_SITES(s, load, use, other, put);\n"
 
@@ -138,7 +136,8 @@ template <bool kTrace> __global__ void k(const float* p, float* out, unsigned n)
 """
 
 
-@pytest.mark.parametrize(("arch", "policy"), PLACES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_verb_is_named_with_its_site_and_line_and_no_clock_read_of_the_recorders_own_is_a_mark(
     arch: str, policy: str
 ) -> None:
@@ -183,7 +182,8 @@ template <bool kTrace> __global__ void k(const float* p, float* out, int n) {
 """
 
 
-@pytest.mark.parametrize(("arch", "policy"), PLACES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_marks_in_an_unrolled_loop_part_its_loads_and_that_is_found(arch: str, policy: str) -> None:
     source = PARTS["loop"]
     rows = rows_of("loop", arch, policy)
@@ -260,7 +260,8 @@ template <bool kTrace> __global__ void k(const float* p, float* out) {
 """
 
 
-@pytest.mark.parametrize(("arch", "policy"), PLACES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_barrier_in_a_wait_is_settled(arch: str, policy: str) -> None:
     found = rows_of("barriers", arch, policy)
     assert next(row["finding"] for row in found if row["name"] == "use") == ""
@@ -312,7 +313,8 @@ def test_a_kernels_entry_holds_its_marks_and_is_made_once() -> None:
     json.dumps(entry)  # it goes into the manifest
 
 
-@pytest.mark.parametrize(("arch", "policy"), PLACES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_marks_of_one_line_are_told_apart_in_a_build_for_one_arena(arch: str, policy: str) -> None:
     source = SITES + (
         "template <bool kTrace> __global__ void k(float* p) { warplens::Recorder<s, kTrace> rec; "
@@ -356,7 +358,8 @@ PARTS = {
 """A module holds them all: nvdisasm takes as long for one kernel as for ten."""
 
 
-@pytest.mark.parametrize(("arch", "policy"), PLACES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_marks_of_lanes_are_named_where_they_stand(arch: str, policy: str) -> None:
     rows = rows_of("detached", arch, policy)
     found = [(row["verb"], row["name"], row["line"]) for row in rows if row["verb"] == "mark"]

@@ -47,7 +47,6 @@ def test_each_kernel_compiles_with_marks_off_on_doubled_and_alone(name: str, arc
     assert "SR_CLOCKLO" not in "\n".join(disassemble(clean.cubin, clean.names[off]))
     texts = [source, *(benchmark.marks_kept(source, site) for site in case.alone)]
     assert len(texts) == 1 + len(case.alone)
-    texts = texts if arch == "sm_90a" else texts[:1]  # the benchmark runs on an H200
     for text in texts:
         for copies in (0, 2):
             compiled = compile_cubin(text, [case.kernel], arch=arch, options=[f"-DWARPLENS_MARKS={copies}"])

@@ -82,14 +82,14 @@ def test_with_the_state_in_shared_memory_a_kernel_assembles_and_shared_memory_mo
     assert yields(marked.cubin) <= yields(clean.cubin) or name == "nvcc_sm_80"  # compiled with -G
 
 
-@pytest.mark.parametrize("name", ["matmul", "marked", "attention"])
-def test_a_recorder_with_fewer_registers_takes_fewer(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "least"), [("matmul", 2), ("marked", 2), ("attention", 1)])
+def test_a_recorder_with_fewer_registers_takes_fewer(name: str, least: int, tmp_path: Path) -> None:
     text = text_of(f"triton_3.6.0_{name}_90")
     found = {state: instrument(text, state=state) for state in (State.REGISTERS, State.FEWER_REGISTERS)}
     usual, fewer = (assembled(own.text, tmp_path, state.name).cubin for state, own in found.items())
     most, spilled = registers_and_frame(fewer)
     assert spilled == 0
-    assert most < registers_and_frame(usual)[0]
+    assert most <= registers_and_frame(usual)[0] - least
 
 
 @pytest.mark.parametrize("name", ["triton_3.6.0_matmul_80", "triton_3.6.0_hopper_90", "triton_3.9.0_tma_100", FULL])

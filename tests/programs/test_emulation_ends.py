@@ -20,10 +20,16 @@ def told(found: Decoded) -> dict[str, int]:
     return kinds
 
 
-def test_of_few_lanes_left_no_chunk_is_told_as_unwritten_but_the_last(programs: Any) -> None:
-    steps = [*[Step("p", 1)] * 500, Step("X", lanes=FULL & ~1)]
+@pytest.mark.parametrize("policy", ["packed", "counted", "untold", "mixed"])
+@pytest.mark.parametrize("left", [1, 0x3F, 1 | 1 << 31])
+@pytest.mark.parametrize("length", [20, 24, 500, 23 * 24 + 20])
+def test_of_few_lanes_left_no_chunk_is_told_as_unwritten_but_the_last(
+    policy: str, left: int, length: int, programs: Any
+) -> None:
+    steps = [*[Step("p", 1)] * length, Step("X", lanes=FULL & ~left)]
     case = Case([steps], chunks=70_000, shared_chunks=65_536).timed()
-    (result,) = run(programs("packed"), [case])
+    (result,) = run(programs(policy), [case])
+    assert not result.faults
     assert told(decoded(case, result)).get("unwritten_chunk", 0) <= 1
 
 

@@ -137,7 +137,7 @@ class Hoister:
 
     def _worth_moving(self, start: int, stop: int, places: list[int]) -> set[int]:
         """All between two marks; where a product stands there, only what it waits for: it hides the rest; where copies
-        to shared memory do, only what these wait for: what the next turn's need would keep both values in registers."""
+        to shared memory do, only what these wait for: the next turn's addresses would need registers beside theirs."""
         code = self._flow.code
         out: set[int] = set()
         for first, last in pairwise([start, *places, stop]):

@@ -63,9 +63,7 @@ def expected(text: str, selection: Selection, state: State, clean: Warps) -> dic
     plan = Planner(flow, selection, hoists=state not in (State.SHARED, State.LOCAL)).plan()
     out = {}
     guarded = {mark.index for mark in plan.marks if mark.guard}
-    some: dict[
-        tuple[int, int, int, int], bool
-    ] = {}  # whether some lane of a warp did it, the n-th time that it came there
+    some: dict[tuple[int, int, int, int], bool] = {}  # whether any lane of a warp took it, the n-th time it came there
     for (block, thread), passed in clean.passed.items():
         came: Counter[int] = Counter()
         for at, taken in passed:
