@@ -120,6 +120,7 @@ def test_a_python_program_is_recorded_from_its_own_command(argument: str, code: 
     command += ["program.py", argument]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.splitlines()[0]) == (code, str(256 * 66)), done.stderr
+    assert (tmp_path / "run.wlens").exists(), done.stderr
     trace = warplens.open(tmp_path / "run.wlens")
     assert trace.launches.height in ((4,) if argument == "whole" else (3, 4))  # the last one may not have been read
     assert trace.manifest["complete"] == (argument == "whole")

@@ -25,7 +25,7 @@ DESCRIPTOR, CONTROL = 0x1000, layout.CONTROL_ALIGNMENT
 CHUNKS = 7 << 32
 LIST = 6 << 32
 STATE = 0x800
-SLOTS = 0x2000
+SLOTS = 0x2400  # as on a GPU, where the system has the first 1 KiB: aligned to 1024 bytes, and no more
 STAGED = (State.STAGED, State.STAGED_FEWER)
 BY_LANES = tuple(state for state in State if state not in STAGED)
 """In which a lane writes its warp's chunks alone: one can run after the other (else test_staged.py)."""
