@@ -228,12 +228,18 @@ def _mov(lane: _Lane, parts: list[str], kind: list[str]) -> None:
         lane.write(parts[0], lane.value(parts[1]), kind)
 
 
+def _check_aligned(address: int, values: int, kind: list[str]) -> None:
+    bytes_each = int(kind[-1][1:]) // 8
+    assert address % (bytes_each * values) == 0, f"{values} {kind[-1]} at {address:#x}"
+
+
 def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     if "param" in kind:
         lane.write(parts[0], lane.arguments.get(parts[1].strip("[] "), 0), kind)
         return
     address = lane.address(parts[1])
     targets = _pair(parts[0]) if parts[0].startswith("{") else [parts[0]]
+    _check_aligned(address, len(targets), kind)
     if "shared" in kind:
         block = lane.special.get("block", lane.special["%ctaid.x"])
         for number, target in enumerate(targets):
@@ -250,6 +256,7 @@ def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     address = lane.address(parts[0])
+    _check_aligned(address, len(_pair(parts[1])), kind)
     if "shared" in kind:
         special = lane.special
         block, thread = (special.get(name, special[own]) for name, own in (("block", "%ctaid.x"), ("thread", "%tid.x")))
@@ -262,9 +269,7 @@ def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     if kind[-1] == "u64":
         lane.machine.store_wide(address, lane.value(parts[1]))
         return
-    words = _pair(parts[1])
-    assert address % (4 * len(words)) == 0, f"{len(words)} words are stored at {address}"
-    for number, source in enumerate(words):
+    for number, source in enumerate(_pair(parts[1])):
         lane.machine.store(address + 4 * number, lane.value(source))
 
 
