@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,21 @@ def test_where_records_wait_in_shared_memory_a_kernel_computes_and_records_the_s
     make: Callable[[], Case], state: State, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(make, level, lambda mode: mode.state is state, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("make", "slot_bytes"), [(matmul, 2048), (matmul, 4096), (persistent, 1024), (persistent, 2048), (persistent, 8192)]
+)
+def test_in_slots_of_any_size_a_kernel_computes_and_records_the_same(
+    make: Callable[[], Case], slot_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = Ways.modes
+
+    def sized(self: Ways, what: str, selection: Selection) -> Iterator[tuple[str, Mode]]:
+        return ((name, replace(mode, slot_bytes=slot_bytes)) for name, mode in modes(self, what, selection))
+
+    monkeypatch.setattr(Ways, "modes", sized)
+    compare(make, "waits", lambda mode: mode.state is State.STAGED, monkeypatch)
 
 
 @pytest.mark.parametrize("shared_state", [False, True])

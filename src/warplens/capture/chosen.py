@@ -21,6 +21,7 @@ from warplens.instrument import Instrumented, Kernel, Mode, Selection, State, in
 from warplens.instrument.head import head_of, sizes, target
 from warplens.instrument.read import without_comments
 from warplens.instrument.rebalance import pool_registers, told
+from warplens.instrument.staged import SLOT_BYTES
 
 _COMPILING: Final = re.compile(r"Compiling entry function '([^']+)'|Function properties for (\S+)")
 _SPILLS: Final = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -35,7 +36,8 @@ STAGED: Final = "records in shared memory"
 _SPARE: Final = 32
 """Registers to spare with which records wait in shared memory first of all. A matmul with 12 ran 3 points slower so
 with few marks, and faster with many, which left it no registers else (benchmarks/results/triton_proton.json at once,
-triton_proton_staged.json in shared memory)."""
+triton_proton_staged.json in shared memory); and 5 points slower with arithmetic moved over the end of a scope
+(triton_marks_late_steps.json)."""
 FRUGAL: Final = "a recorder with fewer registers"
 _IN_PLACE: Final = "arithmetic left behind waits"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
@@ -229,7 +231,7 @@ class Ways:
     in local memory; `moves`: what its roles can ask for in place of what they ask for; `spare`: registers that it can
     have more than when clean.
     `untried`: what is not tried, and why, a line each. `hoisted`: with the marks asked for arithmetic goes ahead of
-    waits, which can take registers.
+    waits, which can take registers. `slot_bytes`: what a warp's records can have of shared memory.
     """
 
     most: int | None
@@ -239,17 +241,23 @@ class Ways:
     hoisted: bool = False
     staged: bool = False
     spare: int = 255
+    slot_bytes: int = SLOT_BYTES
 
     def modes(self, what: str, selection: Selection) -> Iterator[tuple[str, Mode]]:
         """In the order to try, by their names."""
         limit = f", {self.most} registers at most" if self.most else ""
         fewer = State.FEWER_REGISTERS
-        at_once, staged = (what, Mode(selection)), (f"{what}, {STAGED}", Mode(selection, state=State.STAGED))
+        is_full = self.spare < _SPARE
+        at_once = what, Mode(selection, over_scopes=not is_full)
+        staged = f"{what}, {STAGED}", Mode(selection, state=State.STAGED)
         lean = f"{what}, {STAGED}, {FRUGAL}{limit}", Mode(selection, self.most, State.STAGED_FEWER)
         if not self.staged or selection.level not in ("waits", "all"):  # others are in no loop
             yield at_once
         else:
-            yield from (at_once, lean, staged) if self.spare < _SPARE else (staged, lean, at_once)
+            if self.slot_bytes > SLOT_BYTES and not is_full:
+                large = Mode(selection, state=State.STAGED, slot_bytes=self.slot_bytes)
+                yield f"{what}, {STAGED}, {self.slot_bytes >> 10} KiB for each warp", large
+            yield from (at_once, lean, staged) if is_full else (staged, lean, at_once)
         yield f"{what}, {FRUGAL}{limit}", Mode(selection, self.most, fewer)
         if self.most:
             yield f"{what}{limit}", Mode(selection, self.most)

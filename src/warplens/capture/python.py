@@ -71,7 +71,7 @@ class PythonOptions:
 
     - kernels: regular expression that a kernel's name must hold; None for all. selection: which marks.
     - capacity_bytes: device memory for records; what does not fit is counted as lost. slab_chunks: chunks (26 events
-      each) that a warp takes at once, at first; one that has written much takes more.
+      each) that a warp takes at once, at first; more where it, or a warp of its number before, has written much.
     - every_block, warp_mask, blocks: record every n-th block, these warps, these blocks alone.
     - launch_skip, launch_count: which launches of such kernels; of a CUDA graph which replays; None is all. grids:
       launches with one of these grids alone. each_config: also what Triton's autotuner tries and does not choose.

@@ -26,6 +26,7 @@ from warplens.capture.python_unfinished import under_way
 from warplens.capture.recording import Recording
 from warplens.capture.request import rank_of
 from warplens.capture.residency import Launch as Residency
+from warplens.instrument.staged import records_held
 
 if TYPE_CHECKING:
     from warplens.capture.python import PythonOptions
@@ -76,6 +77,11 @@ class Loaded:
         return replace(self, function=function)
 
     @property
+    def records_held(self) -> int:
+        """Records that a warp may keep before they go to memory."""
+        return records_held(self.state_bytes, self.launch.threads) if self.policy == "staged" else 0
+
+    @property
     def resources(self) -> tuple[dict[str, int], dict[str, int] | None]:
         """Of the traced build as the driver tells it, and of the clean one; None where an SM's blocks cannot be told as
         the driver does."""
@@ -121,6 +127,7 @@ class Kernel:
                 "from": "ptx",
                 "level": loaded.level,
                 "ptx_target": loaded.target,
+                "records_held": loaded.records_held,
                 "left_out": list(loaded.left_out),
             },
         }

@@ -28,6 +28,7 @@ from warplens.instrument.head import sizes, target
 from warplens.instrument.read import integer, without_comments
 from warplens.instrument.shared_state import SHARED_STATE_BYTES
 from warplens.instrument.sites import TOO_MANY
+from warplens.instrument.staged import LARGE_SLOT_BYTES, SLOT_BYTES, staged_bytes
 
 _SHARED_LIMIT: Final = 48 * 1024
 """Bytes of shared memory that a block may have where nothing is asked of the driver."""
@@ -215,9 +216,21 @@ def _ways(kernels: list[Kernel], text: str, facts: Any, registers: int) -> Ways:
     crowded = _crowded(launch, static_bytes, registers, SHARED_STATE_BYTES)
     hoisted = any(own.hoisted for own in kernels)
     slots = max(own.staged_bytes for own in kernels)
-    staged = slots > 0 and not _crowded(launch, static_bytes, registers, slots)
+    threads = 32 * slots // SLOT_BYTES
+    sizes = (*(LARGE_SLOT_BYTES if blocks == 1 else ()), SLOT_BYTES)  # else other blocks go on while a slot goes out
+    fits = (size for size in sizes if not _crowded(launch, static_bytes, registers, staged_bytes(threads, size)))
+    slot_bytes = next(fits, 0) if slots else 0
     spare = (most or MOST_REGISTERS) - registers
-    return Ways(most, not crowded, moves, tuple(filter(None, (crowded, untried))), hoisted, staged, spare)
+    return Ways(
+        most,
+        not crowded,
+        moves,
+        tuple(filter(None, (crowded, untried))),
+        hoisted,
+        staged=slot_bytes > 0,
+        spare=spare,
+        slot_bytes=slot_bytes,
+    )
 
 
 def _crowded(launch: Launch, static_bytes: int, registers: int, more_bytes: int) -> str:

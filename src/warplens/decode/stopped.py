@@ -25,6 +25,8 @@ from warplens.layout import ChunkFlag, Control
 
 LINES: Final = 20
 """Of text, at most, for the places of all warps."""
+_HELD, _MOST_HELD = 208, 1664
+"""Records of marks in PTX that a warp may keep in shared memory: where the file does not say, and at most."""
 _FOR_SINCE_S: Final = 100.0
 """Between a clock pair and the stop, at most, so that times since then can be told."""
 _CONTROLS: Final = {
@@ -114,9 +116,10 @@ def held_back(manifest: dict[str, Any]) -> str:
     if policy != "staged":
         return ""
     most, more = 26, ""
-    if kernel.get("instrumented"):
-        most, more = 208, ", but with --timeout or --policy stream"
-    return f" (with policy staged a warp keeps up to {most} of its last records in shared memory{more})"
+    if isinstance(marked := kernel.get("instrumented"), dict):
+        said, more = marked.get("records_held"), ", but with --timeout or --policy stream"
+        most = said if isinstance(said, int) and 0 < said <= _MOST_HELD else _HELD
+    return f" (with policy staged a warp keeps up to {most:,} of its last records in shared memory{more})"
 
 
 def ended_beside(manifest: dict[str, Any]) -> int:

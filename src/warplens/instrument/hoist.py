@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from warplens.instrument.flow import Flow
 from warplens.instrument.instruction import Instruction
 from warplens.instrument.scopes import Scopes
-from warplens.layout import Verb
+from warplens.layout import Control, Verb
 
 if TYPE_CHECKING:
     from warplens.instrument.sites import Mark
@@ -43,10 +43,10 @@ _ASM: Final = re.compile(r"//[ \t]*(begin|end) inline asm")
 
 class Hoister:
     """Finds the moves in one function. `marks`: in the order of the text; `fixed`: sites of those that nothing is moved
-    across."""
+    across; `over_scopes`: but where they end a product's scope."""
 
-    def __init__(self, flow: Flow, marks: Sequence[Mark], fixed: Collection[int]) -> None:
-        self._flow, self._marks, self._fixed = flow, marks, fixed
+    def __init__(self, flow: Flow, marks: Sequence[Mark], fixed: Collection[int], *, over_scopes: bool = True) -> None:
+        self._flow, self._marks, self._fixed, self._over_scopes = flow, marks, fixed, over_scopes
         self._scopes = Scopes(flow)
         self._marked = {flow.block_of[mark.index] for mark in marks}
         self._first = [_first(own) for own in flow.code]
@@ -95,7 +95,12 @@ class Hoister:
         fit = self._fit(start, marks, places)
         worth = self._worth_moving(start, stop, places)
         pins = {_at(mark): {name for name, _ in mark.pins} for mark in marks}
-        fixed = {_at(mark) for mark in marks if mark.site in self._fixed or not mark.site}
+        ends = {at for at in range(len(marks)) if self._ends_scope_of_product(at, start, marks, places)}
+        fixed = {
+            place
+            for at, (mark, place) in enumerate(zip(marks, places, strict=True))
+            if at not in ends and self._is_of_source(mark)
+        }
         least: float = start
         written: dict[str, float] = {}  # where a register was written last, and where it was read or written last
         used: dict[str, float] = {}
@@ -127,13 +132,35 @@ class Hoister:
         out = [(-1, -1)]
         for at, mark in enumerate(marks):
             nearest, hidden = out[-1]
-            follows = at > 0 and marks[at - 1].verb == Verb.WAIT
-            if mark.verb == Verb.WAIT and not follows and not self._flow.is_behind_jump(mark.index, mark.behind):
-                first = places[at - 1] if at else start
-                is_hidden = any(_PRODUCT.match(own.opcode) for own in self._flow.code[first : places[at]])
-                nearest, hidden = at, at if is_hidden else hidden
+            follows = at > 0 and _waits(marks[at - 1])
+            if self._ends_scope_of_product(at, start, marks, places) and self._is_hidden(at, start, places):
+                nearest = hidden = at  # its wait has no mark
+            elif _waits(mark) and not follows and not self._flow.is_behind_jump(mark.index, mark.behind):
+                nearest, hidden = at, at if self._is_hidden(at, start, places) else hidden
             out.append((nearest, hidden))
         return out
+
+    def _is_hidden(self, at: int, start: int, places: list[int]) -> bool:
+        """Whether a product stands between a mark and the one before it."""
+        code = self._flow.code[places[at - 1] if at else start : places[at]]
+        return any(_PRODUCT.match(own.opcode) for own in code)
+
+    def _ends_scope_of_product(self, at: int, start: int, marks: list[Mark], places: list[int]) -> bool:
+        """Whether a mark of the source ends a range behind a product: what follows is done beside the product, which
+        takes no longer for it, as ptxas would have it without the mark."""
+        mark = marks[at]
+        if (
+            not self._over_scopes
+            or mark.site
+            or mark.verb != Control.RANGE_POP
+            or self._flow.is_behind_jump(mark.index, mark.behind)
+        ):
+            return False
+        before = next((n for n in range(at - 1, -1, -1) if self._is_of_source(marks[n])), -1)
+        return any(self._is_hidden(n, start, places) for n in range(before + 1, at + 1))
+
+    def _is_of_source(self, mark: Mark) -> bool:
+        return mark.site in self._fixed or not mark.site
 
     def _worth_moving(self, start: int, stop: int, places: list[int]) -> set[int]:
         """All between two marks; where a product stands there, only what it waits for: it hides the rest; where copies
@@ -171,6 +198,10 @@ class Hoister:
         starts, begins = self._asm
         at = bisect_left(starts, self._flow.module.statements[own.statement].start)
         return not (at and begins[at - 1])
+
+
+def _waits(mark: Mark) -> bool:
+    return mark.site != 0 and mark.verb == Verb.WAIT
 
 
 def _at(mark: Mark) -> int:

@@ -31,6 +31,9 @@ from warplens.layout import Verb
 
 _NO_MARK: Final = 1  # a line that is the code of none
 _NUMBER: Final = re.compile(r",\s*-?\d\w*\Z")
+_MOST_LATE: Final = 256
+"""Instructions of a loop whose records are kept up to its end. Matmuls with 82 and 75 gained 0.6 and 1.4 points by it;
+attention with 557 lost 3 with four marks and 5 with seven (benchmarks/results/triton_marks_late_steps.json)."""
 _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volatile.global", "ld.weak")
 
 
@@ -42,6 +45,7 @@ class _Turn:
     `records`: the number of the register of each mark, by its id. `asks_at`: id of the mark that asks for the next
     turn's space, 0 for none; `at_end`: marks from there on. `is_even`: each turn passes each mark, and they are even in
     number: then records go out by twos, which one store of 8 bytes can write where a turn begins at such a place.
+    `is_late`: all records of one of its blocks are stored behind its last mark.
     """
 
     loop: Loop
@@ -53,6 +57,7 @@ class _Turn:
     asks_at: int
     at_end: int
     is_even: bool
+    is_late: bool
 
 
 def _behind(records: list[tuple[int, int]], advanced: int) -> list[tuple[int, int]]:
@@ -226,7 +231,8 @@ class Inserter:
         block = flow.block_of[run[0].index]
         turn = self._turn_of.get(id(run[0]))
         in_turn = turn.records[id(run[0])] if turn is not None else 0  # marks of the turn in front of the run
-        held: list[tuple[int, int]] = []  # records that are not stored yet, two at most: register and place of each
+        held: list[tuple[int, int]] = []  # records that are not stored yet: register and place of each
+        is_late = turn is not None and turn.is_late
         to_make: list[str] = []  # what makes records of their clocks
         advanced = 0  # what the place is ahead of the run's begin
         for slot, mark in enumerate(run):
@@ -250,7 +256,7 @@ class Inserter:
             text += any_lane(mark.guard, mark.negated) if mark.guard else []
             made = recorder.record("%wl_now" if asks or early else "", code, own)
             is_second = turn is not None and turn.is_even and (in_turn + slot) % 2 == 1
-            if held and not (is_second and len(held) == 1):
+            if held and not is_late and not (is_second and len(held) == 1):
                 text += [*to_make, *recorder.put(_behind(held, advanced))]
                 held, to_make = [], []
             held.append((own, slot))
@@ -259,23 +265,38 @@ class Inserter:
             else:  # behind the wait that the kernel comes to next, or the copies that it issues
                 to_make += made
             begins_pair = turn is not None and turn.is_even and not is_second
-            waits = self._can_wait(mark, in_front_of_wait=begins_pair)
+            waits = self._can_wait(mark, in_front_of_wait=begins_pair, is_late=is_late)
             if not waits or (mark is run[-1] and not (is_last and (turn is None or block == turn.latch))):
-                text += [*to_make, *recorder.put(_behind(held, advanced), guard)]
+                text += [*to_make, *self._put(held, advanced, turn, in_turn, guard)]
                 held, to_make = [], []
             if mark is run[-1] and not held and not advanced:
                 text += recorder.advance(len(run), guard)
             self._add(self._scopes.outside(flow.code[mark.index].statement, mark.behind), text, code)
         if held:
-            text = [*to_make, *recorder.put(_behind(held, advanced))]
+            text = [*to_make, *self._put(held, advanced, turn, in_turn)]
             text += [] if advanced else recorder.advance(len(run))
             self._add(self._end_of_block(flow.blocks[block]), text)
 
-    def _can_wait(self, mark: Mark, *, in_front_of_wait: bool) -> bool:
+    def _put(
+        self, held: list[tuple[int, int]], advanced: int, turn: _Turn | None, in_turn: int, guard: str = ""
+    ) -> list[str]:
+        """Stores records: two at once of a turn that is even, where they are within 8 bytes."""
+        out: list[str] = []
+        while held:
+            is_pair = turn is not None and turn.is_even and (in_turn + held[0][1]) % 2 == 0
+            together, held = held[: 1 + is_pair], held[1 + is_pair :]
+            out += self._recorder.put(_behind(together, advanced), guard)
+        return out
+
+    def _can_wait(self, mark: Mark, *, in_front_of_wait: bool, is_late: bool) -> bool:
         """Whether a mark's record is stored behind the next clock, where the kernel is about to wait anyway.
 
-        `in_front_of_wait`: also behind a wait of the kernel's, where that cannot hang.
+        `in_front_of_wait`: also behind a wait of the kernel's, where that cannot hang. `is_late`: wherever there is
+        text behind it.
         """
+        if is_late and not mark.guard:
+            last = self._flow.code[self._flow.blocks[self._flow.block_of[mark.index]].stop - 1]
+            return self._scopes.depth(last.statement) == 0 and not (last.predicate and last.name in LEAVES)
         if mark.guard or not self._recorder.in_registers or (mark.verb != Verb.PHASE and not in_front_of_wait):
             return False
         block = self._flow.blocks[self._flow.block_of[mark.index]]
@@ -351,22 +372,28 @@ class Inserter:
             return None
         name = flow.module.bare(label).rstrip().removesuffix(":").rstrip()
         at_end = [mark for mark in marks if flow.block_of[mark.index] == latches[0] and mark.index not in behind_jump]
-        # Beside a matrix product the question costs nothing; else it is put as early as can be.
-        best = next((mark for mark in at_end if self._begins_product(mark, latches[0])), at_end[0] if at_end else None)
+        # Beside a matrix product the question costs nothing, but in front of another clock, which waits for it; else it
+        # is put as early as can be.
+        products = [mark for mark in at_end if self._begins_product(mark, latches[0])]
+        last_ones = (mark for mark in reversed(products) if mark.place == products[0].place)
+        best = next(last_ones, at_end[0] if at_end else None)
         asks_at = id(best) if best and len(marks) + len(at_end) <= layout.BLOCK_RECORD_SLOTS else 0
         records = {id(mark): number for number, mark in enumerate(marks)}
         blocks = [*(flow.block_of[mark.index] for mark in marks), latches[0]]
         always = all(itertools.starmap(flow.dominates, itertools.pairwise(blocks))) and not any(m.guard for m in marks)
+        length = sum(flow.blocks[block].stop - flow.blocks[block].start for block in loop.blocks)
+        late = self._recorder.stores_late and length <= _MOST_LATE
         is_even = (
             always
             and len(marks) % 2 == 0
             and behind_jump.isdisjoint(mark.index for mark in marks)
             and any(
-                self._goes_with([one], other) and self._can_wait(one, in_front_of_wait=True)
+                self._goes_with([one], other) and self._can_wait(one, in_front_of_wait=True, is_late=late)
                 for one, other in zip(marks[::2], marks[1::2], strict=True)
             )
         )
-        return _Turn(loop, len(marks), latches[0], outside, name, records, asks_at, len(at_end), is_even)
+        is_late = is_even and late
+        return _Turn(loop, len(marks), latches[0], outside, name, records, asks_at, len(at_end), is_even, is_late)
 
     def _begins_product(self, mark: Mark, block: int) -> bool:
         """Whether wgmma instructions stand between a mark and the next, or the end of the block."""

@@ -33,6 +33,8 @@ from warplens.instrument.shared_state import SHARED_STATE, SharedRecorder, decla
 from warplens.instrument.sites import Plan, Planner
 from warplens.instrument.staged import (
     MOST_THREADS,
+    NEED,
+    SLOT_BYTES,
     STAGE,
     FrugalStagedRecorder,
     NotTogetherError,
@@ -58,9 +60,9 @@ _OF_TABLE: Final = str.maketrans(
     dict.fromkeys(("\0", layout.SITE_SEPARATOR, layout.FIELD_SEPARATOR, layout.TAIL_SEPARATOR), "\ufffd")
 )
 _OWN_SHARED: Final = "warplens_own"
-_OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, SHARED_STATE, STAGE, layout.SITES_SYMBOL_PREFIX)
+_OWN_NAMES: Final = ("%wl_", "$wl_", _OWN_SHARED, SHARED_STATE, STAGE, NEED, layout.SITES_SYMBOL_PREFIX)
 _OWN_NAME: Final = re.compile(
-    rf"(?<![\w$%])(?:[%$]wl_\w*|(?:{_OWN_SHARED}|{SHARED_STATE}|{STAGE})\b|{layout.SITES_SYMBOL_PREFIX}\w*)"
+    rf"(?<![\w$%])(?:[%$]wl_\w*|(?:{_OWN_SHARED}|{SHARED_STATE}|{STAGE}|{NEED})\b|{layout.SITES_SYMBOL_PREFIX}\w*)"
 )
 
 
@@ -110,13 +112,16 @@ class Mode:
     """How one kernel is marked: which marks it gets, None for none, and what registers its threads may take, where it
     `takes_limit`. `state`: where the recorder's state is. `setmaxnreg`: what it asks for in place of each number.
     `hoists`: arithmetic goes ahead of waits (hoist.py), but where the state is in memory: such a kernel has no
-    registers for what then lives longer."""
+    registers for what then lives longer. `over_scopes`: also over the end of a product's scope. `slot_bytes`: what a
+    warp's records have of shared memory, where they wait there."""
 
     selection: Selection | None
     most_registers: int | None = None
     state: State = State.REGISTERS
     setmaxnreg: Mapping[int, int] | None = None
     hoists: bool = True
+    over_scopes: bool = True
+    slot_bytes: int = SLOT_BYTES
 
 
 @dataclass
@@ -182,7 +187,7 @@ def instrument(
     if any(mode.selection and mode.state is State.SHARED for _, mode in made):
         symbols.append(declaration())
     if threads := max(entry.staged_threads for entry, _ in made):
-        symbols.append(slots(threads))
+        symbols.append(slots(max(entry.kernel.staged_bytes for entry, _ in made), threads))
     pieces.append((at, at, "\n".join(symbols) + "\n\n"))
     return Instrumented(splice(text, moved_down(module, pieces)), [entry.kernel for entry, _ in made])
 
@@ -310,7 +315,8 @@ class _Entry:
         if not flow.code:
             self.kernel.left_out.append("not marked: it has no instructions")
             return []
-        plan = Planner(flow, mode.selection, hoists=mode.hoists and _RECORDERS[mode.state].in_registers).plan()
+        hoists = mode.hoists and _RECORDERS[mode.state].in_registers
+        plan = Planner(flow, mode.selection, hoists=hoists, over_scopes=mode.over_scopes).plan()
         left_out = [*plan.left_out, *unmarked_calls(flow), *flow.not_read]
         if self._in_program:  # other units, and this one for other GPUs, may have a kernel of this name
             facts = repr((self.name, plan.sites)).encode("utf-8", "replace")
@@ -333,12 +339,13 @@ class _Entry:
             frugal = mode.state is State.FEWER_REGISTERS
             recorder = StraightRecorder(*facts_of_kernel, len(plan.marks), stored_together(flow, plan), frugal)
         if isinstance(recorder, StagedRecorder):
+            recorder = replace(recorder, slot_bytes=mode.slot_bytes)
             threads = self._threads_of_slots(plan)
             with contextlib.suppress(NotTogetherError):
                 pieces = Inserter(flow, plan, recorder).insert() if threads else []
                 if pieces:
                     self.staged_threads = threads
-                    self.kernel = replace(self.kernel, staged_bytes=staged_bytes(threads))
+                    self.kernel = replace(self.kernel, staged_bytes=staged_bytes(threads, mode.slot_bytes))
                     return pieces
             recorder = Recorder(*facts_of_kernel)
         return Inserter(flow, plan, recorder).insert()

@@ -95,12 +95,11 @@ class Recorder:
     """
 
     in_registers: ClassVar[bool] = True
-    place_bytes: ClassVar[int] = layout.CHUNK_BYTES
-    """What the place's low bits tell a part of: where marks ask for space, records lie in memory of this size."""
-    last_place: ClassVar[int] = layout.CHUNK_BYTES - 4
-    """Low bits of the place when that is full."""
     advances_early: ClassVar[bool] = False
     """Whether the place of a loop's records moves on where the turn asks for space, not behind its last store."""
+
+    stores_late: ClassVar[bool] = False
+    """Whether records of an even number of marks a turn are stored together, behind the last of a block."""
 
     code_bits: int
     sites_hash: int
@@ -109,6 +108,16 @@ class Recorder:
     space: str = "const"
     descriptor: str = layout.DESCRIPTOR_SYMBOL
     listed: bool = False
+
+    @property
+    def place_bytes(self) -> int:
+        """What the place's low bits tell a part of: where marks ask for space, records lie in memory of this size."""
+        return layout.CHUNK_BYTES
+
+    @property
+    def last_place(self) -> int:
+        """Low bits of the place when that is full."""
+        return layout.CHUNK_BYTES - 4
 
     def declarations(self) -> list[str]:
         """Registers, for the begin of the function's body."""

@@ -75,12 +75,18 @@ class Plan:
 
 class Planner:
     """Makes the `Plan` of one kernel. `thinner`: what is left out of it for the budget, and how the rest is called.
-    `hoists`: whether arithmetic goes ahead of waits."""
+    `hoists`: whether arithmetic goes ahead of waits; `over_scopes`: and over the end of a product's scope."""
 
     def __init__(
-        self, flow: Flow, selection: Selection, thinner: Thinner | None = None, *, hoists: bool = True
+        self,
+        flow: Flow,
+        selection: Selection,
+        thinner: Thinner | None = None,
+        *,
+        hoists: bool = True,
+        over_scopes: bool = True,
     ) -> None:
-        self._flow, self._selection, self._hoists = flow, selection, hoists
+        self._flow, self._selection, self._hoists, self._over_scopes = flow, selection, hoists, over_scopes
         self._moves: dict[int, Mark] = {}
         self._without = frozenset(thinner.gone if thinner else ())
         self._names = thinner.names if thinner else {}
@@ -101,7 +107,7 @@ class Planner:
             return plan
         why = f"{len(plan.sites):,} sites {TOO_MANY} (at most {layout.MAX_SITES:,})"
         for what, selection in self._selection.fewer():
-            plan = Planner(self._flow, selection, hoists=self._hoists)._within_budget()
+            plan = Planner(self._flow, selection, hoists=self._hoists, over_scopes=self._over_scopes)._within_budget()
             if len(plan.sites) <= layout.MAX_SITES:
                 plan.left_out.insert(0, f"{why}: it gets {what}")
                 break
@@ -120,7 +126,9 @@ class Planner:
             return plan
         thinner = Thinner(plan, counts, budget)
         while thinner.more(plan):
-            plan = Planner(self._flow, self._selection, thinner, hoists=self._hoists)._whole()
+            plan = Planner(
+                self._flow, self._selection, thinner, hoists=self._hoists, over_scopes=self._over_scopes
+            )._whole()
         plan.left_out += thinner.lines(plan)
         return plan
 
@@ -146,7 +154,8 @@ class Planner:
         self._marks.sort(key=lambda mark: mark.place)
         self._merge()
         if self._hoists and "lines" not in self._selection.also:
-            self._moves = Hoister(self._flow, self._marks, frozenset(self._named_sites.values())).moves()
+            fixed = frozenset(self._named_sites.values())
+            self._moves = Hoister(self._flow, self._marks, fixed, over_scopes=self._over_scopes).moves()
             self._merge()
         self._name_phases()
         self._renumber()

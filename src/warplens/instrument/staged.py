@@ -18,29 +18,34 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from warplens import layout
-from warplens.instrument.places import EMPTY, WARPS, meta
+from warplens.instrument.places import EMPTY, WARPS, meta, thread
 from warplens.instrument.recorder import Recorder, asked, growth, slab_of
 from warplens.instrument.shared_state import SHARED_STATE
 from warplens.layout import ChunkFlag
 
 STAGE: Final = "warplens_stage"
+NEED: Final = "warplens_need"
+"""Global memory: how many chunks the warp of this number took that ended last, in whichever block. A warp asks for as
+many when it begins, MOST_NEEDED at most, for asking again is waited for."""
+MOST_NEEDED: Final = 256
 SLOT_BYTES: Final = 1024
 """What stands behind the slots moves by a multiple of this: memory that TMA writes with a swizzle needs as much."""
 MOST_THREADS: Final = 512
 """Of a block: its slots take 16 KiB."""
+LARGE_SLOT_BYTES: Final = (8192, 4096, 2048)
+"""Of slots with more room, the largest first: a slot that goes out is waited for, and the more so the more often."""
 _AT_ONCE: Final = 4
 """Chunks of which each lane writes 16 bytes."""
 CHUNKS: Final = 2 * _AT_ONCE
-"""Of a slot."""
+"""Of a slot of SLOT_BYTES; larger ones go out in so many at a time."""
 _SLOTS: Final = layout.RECORD_SLOTS
-_LOST, _STATE, _GLOBALTIMER = 12, SLOT_BYTES - 64, SLOT_BYTES - 48
-"""Bytes of a slot: events without space; where the next chunk is (two words), how many of the slab are left and the
-sequence of the first record; the globaltimer of the kernel's begin."""
+_LOST, _STATE, _GLOBALTIMER = 12, -64, -48
+"""Bytes of a slot, from its begin or its end: events without space; where the next chunk is (two words), how many of
+the slab are left and the sequence of the first record; the globaltimer of the kernel's begin."""
 _NO_SPACE: Final = 0xFFFFFFFF
 """In place of how many are left."""
-_LAST_BESIDE_BLOCK_RECORD: Final = EMPTY + 4 * ((CHUNKS - 1) * _SLOTS + layout.BLOCK_RECORD_SLOTS)
-_PER_CHUNK, _PER_CHUNK_SHIFT = 2521, 16
-"""n * 2521 >> 16 is n // 26 for n up to 1,260."""
+_RECIPROCAL: Final = -(-(1 << 32) // _SLOTS)
+"""The high half of n times this is n // 26, for n below 2^28."""
 _WORDS: Final = (("%wl_x5", "%wl_x6", "%wl_x7", "%wl_x8"), ("%wl_z0", "%wl_z1", "%wl_z2", "%wl_z3"))
 _FURTHER: Final = 4 * _AT_ONCE * _SLOTS
 _CHUNK_SHIFT: Final = (layout.CURSOR_COUNT * layout.CHUNK_BYTES).bit_length() - 1
@@ -50,9 +55,19 @@ class NotTogetherError(Exception):
     """Somewhere only some lanes of a warp come to a mark, or to the kernel's end."""
 
 
-def staged_bytes(threads: int) -> int:
-    """Shared memory that the slots of a block take."""
-    return -(-threads // 32) * SLOT_BYTES
+def staged_bytes(threads: int, slot_bytes: int = SLOT_BYTES) -> int:
+    """Shared memory that the slots of a block take.
+
+    ptxas gives it no alignment beyond 1024 bytes: it counts from the 1 KiB that the system has at the begin. So larger
+    slots begin where they are aligned to their size.
+    """
+    return -(-threads // 32) * slot_bytes + slot_bytes - SLOT_BYTES
+
+
+def records_held(size_bytes: int, threads: int) -> int:
+    """How many records a warp may keep in slots that take so much memory of a block."""
+    slot_bytes = (size_bytes + SLOT_BYTES) // (-(-threads // 32) + 1)
+    return slot_bytes // layout.CHUNK_BYTES * layout.RECORD_SLOTS
 
 
 def own_shared_bytes(text: str) -> int:
@@ -60,9 +75,9 @@ def own_shared_bytes(text: str) -> int:
     return sum(map(int, re.findall(rf"\.b8 (?:{SHARED_STATE}|{STAGE})\[([0-9]+)\]", text)))
 
 
-def declaration(threads: int) -> str:
-    """Of the slots, for the begin of the module."""
-    return f".shared .align {SLOT_BYTES} .b8 {STAGE}[{staged_bytes(threads)}];"
+def declaration(size_bytes: int, threads: int) -> str:
+    """Of the slots, for the begin of the module, and of what each of their warps needed."""
+    return f".shared .align {SLOT_BYTES} .b8 {STAGE}[{size_bytes}];\n.global .align 4 .b32 {NEED}[{-(-threads // 32)}];"
 
 
 @dataclass(frozen=True)
@@ -70,23 +85,62 @@ class StagedRecorder(Recorder):
     """As `Recorder`. All lanes of a warp come to each mark and to its end."""
 
     advances_early: ClassVar[bool] = True
-    place_bytes: ClassVar[int] = SLOT_BYTES
-    last_place: ClassVar[int] = EMPTY + 4 * CHUNKS * _SLOTS
+    stores_late: ClassVar[bool] = True
+
+    slot_bytes: int = SLOT_BYTES
+
+    @property
+    def place_bytes(self) -> int:
+        """Of a slot."""
+        return self.slot_bytes
+
+    @property
+    def last_place(self) -> int:
+        """As in the base."""
+        return EMPTY + 4 * self.chunks * _SLOTS
+
+    @property
+    def chunks(self) -> int:
+        """Of a slot."""
+        return self.slot_bytes // layout.CHUNK_BYTES
 
     def declarations(self) -> list[str]:
         """And registers that are in use where a slot goes out."""
-        return [*super().declarations(), ".reg .b32 %wl_x<15>, %wl_z<4>;", ".reg .pred %wl_lane;"]
+        return [*super().declarations(), ".reg .b32 %wl_x<16>, %wl_z<4>;", ".reg .pred %wl_lane;"]
+
+    def begin(self) -> list[str]:
+        """And what a warp of this number needed: with all else that says how space is asked for."""
+        return [
+            *super().begin(),
+            *thread("%wl_r0", flat=self.flat),
+            "shr.u32 %wl_r5, %wl_r0, 5;",
+            f"mov.u64 %wl_q1, {NEED};",
+            "mad.wide.u32 %wl_q1, %wl_r5, 4, %wl_q1;",
+            "mov.u32 %wl_x0, 0;",
+            "@%wl_p0 ld.global.u32 %wl_x0, [%wl_q1];",
+        ]
 
     def ask(self) -> list[str]:
         """Whether this warp is recorded, a first slab for it, and its slot."""
         return [
             *self._who_records(),
+            f"min.u32 %wl_x0, %wl_x0, {MOST_NEEDED};",
+            "max.u32 %wl_slab, %wl_slab, %wl_x0;",
             *slab_of(CHUNKS),
             *asked("%wl_w"),
-            f"mov.u32 %wl_lo, {STAGE};",
+            *self._first_slot("%wl_lo"),
             "mov.u32 %wl_hi, 0;",
             "shr.u32 %wl_r5, %wl_r0, 5;",
-            f"mad.lo.u32 %wl_lo, %wl_r5, {SLOT_BYTES}, %wl_lo;",
+            f"mad.lo.u32 %wl_lo, %wl_r5, {self.slot_bytes}, %wl_lo;",
+        ]
+
+    def _first_slot(self, register: str) -> list[str]:
+        if self.slot_bytes == SLOT_BYTES:
+            return [f"mov.u32 {register}, {STAGE};"]
+        return [
+            f"mov.u32 {register}, {STAGE};",
+            f"add.u32 {register}, {register}, {self.slot_bytes - 1};",
+            f"and.b32 {register}, {register}, {(1 << 32) - self.slot_bytes};",
         ]
 
     def open(self, code: int) -> list[str]:
@@ -97,16 +151,16 @@ class StagedRecorder(Recorder):
             "mov.u32 %wl_x0, 0;",
             *(
                 f"st.shared.v4.u32 [%wl_x11+{at}], {{%wl_x0, %wl_x0, %wl_x0, %wl_x0}};"
-                for at in range(0, SLOT_BYTES, 512)
+                for at in range(0, self.slot_bytes, 512)
             ),
             "bar.warp.sync 0xffffffff;",
             "setp.eq.u32 %wl_lane, %wl_x10, 0;",
-            *self._take("%wl_w"),
-            f"@%wl_lane st.shared.v4.u32 [%wl_lo+{_STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_seq}};",
+            *self._taken("%wl_w", str(CHUNKS)),
+            f"@%wl_lane st.shared.v4.u32 [%wl_lo+{self.slot_bytes + _STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_seq}};",
             *meta("%wl_r9", 0),
             "@%wl_lane st.shared.v2.u32 [%wl_lo], {%wl_block, %wl_r9};",
             "@%wl_lane st.shared.u32 [%wl_lo+8], %wl_grid;",
-            f"@%wl_lane st.shared.u32 [%wl_lo+{_GLOBALTIMER}], %wl_gt;",
+            f"@%wl_lane st.shared.u32 [%wl_lo+{self.slot_bytes + _GLOBALTIMER}], %wl_gt;",
             f"add.u32 %wl_lo, %wl_lo, {EMPTY};",
             *self._epoch("%wl_begin", "%wl_ep"),
             *self.record("%wl_begin", code, 0),
@@ -114,10 +168,10 @@ class StagedRecorder(Recorder):
             *self.advance(1),
         ]
 
-    def _take(self, wants: str) -> list[str]:
+    def _taken(self, wants: str, least: str) -> list[str]:
         """What the cursor answered, where `wants`: %wl_x0 and %wl_x1: the next chunk; %wl_x2: how many there are.
 
-        What was asked for in vain is given back. Fewer chunks than a slot has are of no use.
+        What was asked for in vain is given back. Fewer chunks than `least`, of a slot that goes out, are of no use.
         """
         return [
             f"ld.{self.space}.u64 %wl_q1, [{self.descriptor}+8];",
@@ -130,7 +184,7 @@ class StagedRecorder(Recorder):
             f"add.u32 %wl_x2, %wl_x2, {layout.CURSOR_COUNT - 1};",
             "min.u32 %wl_x2, %wl_x2, %wl_slab;",
             f"shr.u32 %wl_x2, %wl_x2, {layout.CURSOR_COUNT.bit_length() - 1};",
-            f"setp.ge.and.u32 %wl_p1, %wl_x2, {CHUNKS}, %wl_p1;",
+            f"setp.ge.and.u32 %wl_p1, %wl_x2, {least}, %wl_p1;",
             f"selp.b32 %wl_x2, %wl_x2, {_NO_SPACE}, %wl_p1;",
             f"mad.wide.u32 %wl_ad, %wl_index, {layout.CHUNK_BYTES}, %wl_q1;",
             "mov.b64 {%wl_x0, %wl_x1}, %wl_ad;",
@@ -162,7 +216,7 @@ class StagedRecorder(Recorder):
             *_chunks_of("%wl_x4"),
             "setp.lt.s32 %wl_p1, %wl_x2, %wl_x4;",
             f"@%wl_p1 bra.uni $wl_slab_{number};",
-            *self._write(),
+            *self._write(f"$wl_part_{number}"),
             f"$wl_empty_{number}:",
             f"add.u32 %wl_lo, %wl_r5, {EMPTY};",
             "mov.u32 %wl_ep, %wl_e;",
@@ -175,7 +229,7 @@ class StagedRecorder(Recorder):
     def _count(self) -> list[str]:
         """`%wl_r4`: records in the slot, which all lanes see from here on; `%wl_r5`: the slot."""
         return [
-            f"and.b32 %wl_r4, %wl_lo, {SLOT_BYTES - 1};",
+            f"and.b32 %wl_r4, %wl_lo, {self.slot_bytes - 1};",
             "sub.u32 %wl_r5, %wl_lo, %wl_r4;",
             f"sub.u32 %wl_r4, %wl_r4, {EMPTY};",
             "shr.u32 %wl_r4, %wl_r4, 2;",
@@ -189,7 +243,7 @@ class StagedRecorder(Recorder):
         and which four words of that are its; `%wl_x5` to `%wl_x8`: those.
         """
         return [
-            f"ld.shared.v4.u32 {{%wl_x0, %wl_x1, %wl_x2, %wl_x3}}, [%wl_r5+{_STATE}];",
+            f"ld.shared.v4.u32 {{%wl_x0, %wl_x1, %wl_x2, %wl_x3}}, [%wl_r5+{self.slot_bytes + _STATE}];",
             "ld.shared.v4.u32 {%wl_r6, %wl_r7, %wl_r10, %wl_r11}, [%wl_r5];",
             "mov.u32 %wl_x10, %laneid;",
             "setp.eq.u32 %wl_lane, %wl_x10, 0;",
@@ -200,11 +254,12 @@ class StagedRecorder(Recorder):
             *_loaded(0),
         ]
 
-    def _write(self, *, at_end: bool = False) -> list[str]:
+    def _write(self, part: str, *, at_end: bool = False) -> list[str]:
         """The slot's chunks, %wl_x4 of them, with their headers; then the state, by one lane.
 
-        `at_end`: the last one says so, and has the block record where `%wl_p0`.
+        `part`: a label. `at_end`: the last chunk says so, and has the block record where `%wl_p0`.
         """
+        is_large = self.slot_bytes > SLOT_BYTES
         text = [
             "setp.le.u32 %wl_p3, %wl_d, 1;",
             f"selp.b32 %wl_r9, {int(ChunkFlag.EXACT) << layout.META_FLAGS_SHIFT}, 0, %wl_p3;",
@@ -216,9 +271,20 @@ class StagedRecorder(Recorder):
             "cvt.u64.u32 %wl_q1, %wl_r3;",
             "add.u64 %wl_q1, %wl_q1, %wl_q0;",
         ]
-        for part, words in enumerate(_WORDS):
-            text += _loaded(part) if part else []
-            text += self._chunk(part, words, at_end=at_end)
+        text += ["mov.u32 %wl_x15, 0;", f"{part}:"] if is_large else []
+        for half, words in enumerate(_WORDS):
+            text += _loaded(half) if half else []
+            text += self._chunk(half, words, at_end=at_end)
+        if is_large:
+            text += [
+                f"add.u32 %wl_x15, %wl_x15, {CHUNKS};",
+                f"add.u32 %wl_x12, %wl_x12, {CHUNKS};",
+                f"add.u32 %wl_x14, %wl_x14, {4 * CHUNKS * _SLOTS};",
+                f"add.u64 %wl_q1, %wl_q1, {CHUNKS << _CHUNK_SHIFT};",
+                "setp.lt.u32 %wl_p3, %wl_x15, %wl_x4;",
+                *(f"@%wl_p3 {line}" for line in _loaded(0)),
+                f"@%wl_p3 bra.uni {part};",
+            ]
         return [
             *text,
             f"shl.b32 %wl_r3, %wl_x4, {_CHUNK_SHIFT};",
@@ -228,7 +294,7 @@ class StagedRecorder(Recorder):
             "sub.u32 %wl_x2, %wl_x2, %wl_x4;",
             "add.u32 %wl_x3, %wl_x3, %wl_r4;",
             "bar.warp.sync 0xffffffff;",  # all have read what the next line changes
-            f"@%wl_lane st.shared.v4.u32 [%wl_r5+{_STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_x3}};",
+            f"@%wl_lane st.shared.v4.u32 [%wl_r5+{self.slot_bytes + _STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_x3}};",
         ]
 
     def _chunk(self, part: int, words: Sequence[str], *, at_end: bool) -> list[str]:
@@ -262,8 +328,9 @@ class StagedRecorder(Recorder):
     def _more(self, out: str) -> list[str]:
         """Another slab for the slot that goes out at `$wl_out_`; or what is in it is counted as lost.
 
-        A warp that is not recorded seems to have no space.
+        A warp that is not recorded seems to have no space. Of a large slot only as many chunks are asked for as go out.
         """
+        is_large = self.slot_bytes > SLOT_BYTES
         return [
             "bar.warp.sync 0xffffffff;",
             "mov.u32 %wl_x10, %laneid;",
@@ -280,11 +347,12 @@ class StagedRecorder(Recorder):
             "mov.u32 %wl_slab, 0;",
             f"@%wl_w ld.global.u32 %wl_slab, [%wl_control+{layout.CONTROL_SLAB}];",
             *growth(self.listed),
+            *(["max.u32 %wl_slab, %wl_slab, %wl_x4;"] if is_large else []),
             *slab_of(CHUNKS),
             *self._cursor(),
             *asked("%wl_w"),
-            *self._take("%wl_w"),
-            f"@%wl_lane st.shared.v4.u32 [%wl_r5+{_STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_seq}};",
+            *self._taken("%wl_w", "%wl_x4" if is_large else str(CHUNKS)),
+            f"@%wl_lane st.shared.v4.u32 [%wl_r5+{self.slot_bytes + _STATE}], {{%wl_x0, %wl_x1, %wl_x2, %wl_seq}};",
             "bar.warp.sync 0xffffffff;",
             f"bra.uni $wl_out_{out};",
         ]
@@ -292,10 +360,11 @@ class StagedRecorder(Recorder):
     def end(self, number: int, together: bool) -> list[str]:
         """What is in the slot, the warp's end, in a block's first warp the block record. Raises NotTogetherError."""
         out = f"end_{number}"
+        beside_block_record = EMPTY + 4 * ((self.chunks - 1) * _SLOTS + layout.BLOCK_RECORD_SLOTS)
         return [
             "mov.u64 %wl_now, %clock64;",
             "mov.u64 %wl_end, %globaltimer;",
-            *self._is_full(str(_LAST_BESIDE_BLOCK_RECORD), _whole(together)),
+            *self._is_full(str(beside_block_record), _whole(together)),
             f"@%wl_full bra.uni $wl_next_{number};",
             f"$wl_back_{number}:",
             *self._count(),
@@ -312,12 +381,28 @@ class StagedRecorder(Recorder):
             "max.u32 %wl_x4, %wl_x4, 1;",
             "setp.lt.s32 %wl_p1, %wl_x2, %wl_x4;",
             f"@%wl_p1 bra.uni $wl_slab_{out};",
-            f"ld.shared.u32 %wl_r14, [%wl_r5+{_GLOBALTIMER}];",
-            *self._write(at_end=True),
+            f"ld.shared.u32 %wl_r14, [%wl_r5+{self.slot_bytes + _GLOBALTIMER}];",
+            *self._write(f"$wl_part_{out}", at_end=True),
+            *self._need(),
             f"$wl_empty_{out}:",
             f"ld.shared.u32 %wl_gt, [%wl_r5+{_LOST}];",
             "setp.ne.and.u32 %wl_p2, %wl_gt, 0, %wl_w;",
             *self._lose_all(),
+        ]
+
+    def _need(self) -> list[str]:
+        """How many chunks the warp took, by its records: slots that were not full have had some more."""
+        return [
+            f"mul.hi.u32 %wl_r2, %wl_x3, {-(-(1 << 32) // (layout.RECORD_SLOTS - 1))};",
+            "add.u32 %wl_r2, %wl_r2, 3;",
+            *self._first_slot("%wl_r3"),
+            "sub.u32 %wl_r3, %wl_r5, %wl_r3;",
+            f"shr.u32 %wl_r3, %wl_r3, {(self.slot_bytes // 4).bit_length() - 1};",
+            "cvt.u64.u32 %wl_q1, %wl_r3;",
+            f"mov.u64 %wl_q0, {NEED};",
+            "add.u64 %wl_q1, %wl_q1, %wl_q0;",
+            "and.pred %wl_p2, %wl_lane, %wl_w;",
+            "@%wl_p2 st.global.u32 [%wl_q1], %wl_r2;",
         ]
 
     def _ends(self, words: Sequence[str]) -> list[str]:
@@ -352,7 +437,9 @@ class StagedRecorder(Recorder):
 
 @dataclass(frozen=True)
 class FrugalStagedRecorder(StagedRecorder):
-    """As `StagedRecorder`, but a loop's records have no registers of their own."""
+    """As `StagedRecorder`, but a loop's records have no registers of their own, nor are they kept to its end."""
+
+    stores_late: ClassVar[bool] = False
 
     def _keep_records(self, records: int) -> list[str]:
         """None."""
@@ -376,4 +463,4 @@ def _loaded(part: int) -> list[str]:
 
 def _chunks_of(register: str) -> list[str]:
     """How many chunks so many records fill, 25 having been added."""
-    return [f"mul.lo.u32 {register}, {register}, {_PER_CHUNK};", f"shr.u32 {register}, {register}, {_PER_CHUNK_SHIFT};"]
+    return [f"mul.hi.u32 {register}, {register}, {_RECIPROCAL};"]

@@ -17,7 +17,7 @@ from warplens.capture.modules import parse_sites
 from warplens.capture.python import PythonCapture
 from warplens.errors import CompileError
 from warplens.instrument.shared_state import SHARED_STATE
-from warplens.instrument.staged import STAGE
+from warplens.instrument.staged import NEED, STAGE
 from warplens.trace import Trace
 
 DESCRIPTOR = 0x1000
@@ -45,7 +45,8 @@ class Gpu:
 
     def __init__(self) -> None:
         self.memory = Words()
-        symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, SHARED_STATE: 0x800, STAGE: 0x2000}
+        symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0}
+        symbols |= {SHARED_STATE: 0x800, STAGE: 0x2000, NEED: 0x4800}
         self.machine = Warps(symbols, memory=self.memory)
         self.grids = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,6 +141,37 @@ def test_records_wait_in_shared_memory_where_registers_are_to_spare_or_lacking(
     with TritonCapture(PythonOptions(staged=staged), quiet=True) as capture:
         text, _ = loaded(TURNS)
     assert ("warplens_stage[8192]" in text) == (gets == "staged"), capture.notes
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("registers", "own_bytes", "spills", "slots"),
+    [
+        (130, 1024, 0, 35840),  # one block of eight warps, 4 KiB each and 3 KiB to begin where they are aligned
+        (90, 1024, 0, 8192),  # two blocks
+        (130, 20480, 0, 17408),  # of 48 KiB it has 20 itself: 2 KiB each
+        (130, 36864, 0, 8192),
+        (130, 1024, 8, 8192),  # large slots spill
+    ],
+)
+def test_a_block_alone_on_its_sm_has_larger_slots(
+    registers: int, own_bytes: int, spills: int, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = f".reqntid 256\n{{ .shared .align 4 .b8 own[{own_bytes}];"
+    is_large = re.compile(rb"warplens_stage\[(?!8192\])")
+
+    def frame(text: bytes) -> tuple[int, int]:
+        return (registers, spills * bool(is_large.search(text)))
+
+    def shared(text: bytes, _: str) -> int:
+        found = re.search(rb"warplens_stage\[([0-9]+)\]", text)
+        return int(found[1]) if found else 0
+
+    monkeypatch.setattr(triton_builds, "registers_and_frame", frame)
+    monkeypatch.setattr(triton_builds, "shared_bytes", shared)
+    with TritonCapture(quiet=True) as capture:
+        text, _ = loaded(TURNS.replace(".reqntid 256\n{", own))
+    assert f"warplens_stage[{slots}]" in text, capture.notes
 
 
 @pytest.mark.parametrize("refuses", [False, True])

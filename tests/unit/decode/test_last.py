@@ -75,14 +75,16 @@ def test_of_packed_records_it_is_said_how_far_they_go() -> None:
     assert where_lines(nothing, records) == [f"No warp left a record{held}."]
 
 
+UNLESS = "but with --timeout or --policy stream"
+
+
 @pytest.mark.parametrize(
     ("instrumented", "held"),
     [
         (None, "up to 26 of its last records in shared memory)"),
-        (
-            {"from": "ptx"},
-            f"up to {SLOT} of its last records in shared memory, but with --timeout or --policy stream)",
-        ),
+        ({"from": "ptx"}, f"up to {SLOT} of its last records in shared memory, {UNLESS})"),
+        ({"records_held": 1664}, f"up to 1,664 of its last records in shared memory, {UNLESS})"),
+        ({"records_held": 1 << 40}, f"up to {SLOT} of its last records in shared memory, {UNLESS})"),
     ],
 )
 def test_of_records_that_waited_in_shared_memory_it_is_said_how_many(instrumented: object, held: str) -> None:

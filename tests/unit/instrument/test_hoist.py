@@ -69,6 +69,7 @@ def moved(body: str, selection: Selection | None = None) -> list[str]:
 ADD = "add.u32 %r4, %r2, 5"
 USE = "st.global.u32 [out+4], %r4"
 LOADED = "tcgen05.wait::ld.sync.aligned;"
+IN_SCOPE = f"{marker('range_push', 'own')}\n {{}}\n{marker('range_pop', 'own')}\n"
 PRODUCT, LANDED = "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32", "wgmma.wait_group.sync.aligned 0;"
 
 
@@ -82,6 +83,7 @@ PRODUCT, LANDED = "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32", "wgmma.w
         (f"bar.sync 0; shfl.sync.idx.b32 %r4, %r2, 0, 31, -1; {USE};", ["shfl.sync.idx.b32 %r4, %r2, 0, 31, -1"]),
         (f"bar.sync 0; mov.u32 %r4, full; {USE};", ["mov.u32 %r4, full"]),
         (f"$w: mbarrier.try_wait.parity.shared.b64 %p7, [full], %r2; @!%p7 bra $w; {ADD}; {USE};", [ADD]),
+        (f"{IN_SCOPE.format(f'{PRODUCT} {{%r5,%r6}}, %d1, %d1, %p4, 1, 1; {LANDED}')} {ADD}; {USE};", [ADD]),
     ],
     ids=[
         "address",
@@ -91,6 +93,7 @@ PRODUCT, LANDED = "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32", "wgmma.w
         "shuffle",
         "symbol",
         "over a wait that asks",
+        "over the end of a product's scope",
     ],
 )
 def test_arithmetic_behind_a_wait_goes_ahead_of_it(body: str, found: list[str]) -> None:
@@ -117,6 +120,7 @@ def test_arithmetic_behind_a_wait_goes_ahead_of_it(body: str, found: list[str]) 
         f"bar.sync 0; call.uni f; {ADD}; {USE};",
         f"bar.sync 0; @%p2 ret; elect.sync %r4|%p3, -1; {USE};",
         f"bar.sync 0; {marker('phase', 'own')}\n {ADD}; {USE};",
+        f"{IN_SCOPE.format('bar.sync 0;')} {ADD}; {USE};",
         f"{PRODUCT} {{%r4,%r5}}, %d1, %d1, %p4, 1, 1; {LANDED} add.u32 %r6, %r4, 1; st.global.u32 [out], %r6;",
         f"{PRODUCT} {{%r4,%r5}}, {{%r6,%r7}}, %d1, %p4, 1, 1; {LANDED} mov.u32 %r6, %r2;",
         f"tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {{%r4,%r5}}, %t, [%r3]; {LOADED} add.u32 %r6, %t, 1;",
@@ -128,6 +132,7 @@ def test_arithmetic_behind_a_wait_goes_ahead_of_it(body: str, found: list[str]) 
         "made of what a barrier gives", "inline assembly", "within braces", "carry", "what may be fused",
         "between clock reads",
         "other registers", "call", "of a warp, behind a way out", "behind a mark of the source",
+        "behind a scope without a product",
         "result of a product", "operand of a product under way",
         "what a load reduces", "predicate beside a vector",
     ],

@@ -15,15 +15,16 @@ from tests.synthesis import manifest
 from warplens import layout
 from warplens.capture.recording import Recording
 from warplens.decode.last import last_events
-from warplens.instrument import Selection, State, instrument
+from warplens.instrument import Mode, Selection, State, instrument
 from warplens.instrument.shared_state import SHARED_STATE
 from warplens.instrument.source import marker
-from warplens.instrument.staged import STAGE
+from warplens.instrument.staged import NEED, SLOT_BYTES, STAGE
 from warplens.trace import Trace
 
 DESCRIPTOR, CONTROL = 0x1000, layout.CONTROL_ALIGNMENT
 CHUNKS = 7 << 32
 LIST = 6 << 32
+NEEDS = 5 << 32
 STATE = 0x800
 SLOTS = 0x2400  # as on a GPU, where the system has the first 1 KiB: aligned to 1024 bytes, and no more
 STAGED = (State.STAGED, State.STAGED_FEWER)
@@ -105,6 +106,7 @@ def run(
     machine: Machine | None = None,
     state: State = State.REGISTERS,
     selection: Selection | None = None,
+    slot_bytes: int = SLOT_BYTES,
 ) -> Run:
     """Launches an instrumented kernel with memory for `depth` chunks at each cursor.
 
@@ -112,13 +114,15 @@ def run(
     """
     selection = selection or Selection("all")
     found = instrument(text, selection, state=state)
+    if slot_bytes != SLOT_BYTES:
+        found = instrument(text, modes={found.kernels[0].name: Mode(selection, state=state, slot_bytes=slot_bytes)})
     if blocks is not None:
         own = f".const .align 8 .b8 {layout.DESCRIPTOR_SYMBOL}[24];\n.visible .entry"
         found = instrument(text.replace(".visible .entry", own, 1), selection, in_program=True)
     sites = found.kernels[0].site_set
     assert sites is not None
     symbols = {layout.DESCRIPTOR_SYMBOL: DESCRIPTOR, "warplens_own": 0, "full": 64, "empty": 72, "out": 1024}
-    symbols |= {SHARED_STATE: STATE, STAGE: SLOTS, "$wl_state": 64}
+    symbols |= {SHARED_STATE: STATE, STAGE: SLOTS, NEED: NEEDS, "$wl_state": 64}
     machine = machine or Machine(symbols)
     machine.symbols = symbols
     machine.store_wide(DESCRIPTOR, CONTROL)
