@@ -21,6 +21,7 @@ from warplens.instrument.flow import Flow
 from warplens.instrument.read import read
 from warplens.instrument.recorder import END_CODE
 from warplens.instrument.sites import Planner
+from warplens.instrument.staged import SLOT_BYTES
 
 SYMBOLS = {"full": 64, "empty": 72, "out": 1024}
 STORES = "	st.global.u32 [out], %r2;"
@@ -167,8 +168,11 @@ def test_an_arrival_of_some_lanes_in_turns_is_one_of_the_warp() -> None:
     state=st.sampled_from(State),
     turns=st.integers(1, 6),
     depth=st.sampled_from([200, 200, 0, 1, 2]),
+    slot_bytes=st.sampled_from([SLOT_BYTES, 2048]),
 )
 def test_so_does_any_kernel(
-    text: str, threads: Shape, selection: Selection, state: State, turns: int, depth: int
+    text: str, threads: Shape, selection: Selection, state: State, turns: int, depth: int, slot_bytes: int
 ) -> None:
-    check(shaped(text, threads), threads, selection=selection, state=state, turns=turns, depth=depth)
+    """`slot_bytes`: where its records wait in shared memory."""
+    options: dict[str, Any] = {"state": state, "turns": turns, "depth": depth, "slot_bytes": slot_bytes}
+    check(shaped(text, threads), threads, selection=selection, **options)
