@@ -36,8 +36,8 @@ STAGED: Final = "records in shared memory"
 _SPARE: Final = 32
 """Registers to spare with which records wait in shared memory first of all. A matmul with 12 ran 3 points slower so
 with few marks, and faster with many, which left it no registers else (benchmarks/results/triton_proton.json at once,
-triton_proton_staged.json in shared memory); and 5 points slower with arithmetic moved over the end of a scope
-(triton_marks_late_steps.json)."""
+triton_proton_staged.json in shared memory); and 4 points slower with records at once and arithmetic moved over the end
+of a scope (triton_marks_late_steps.json)."""
 FRUGAL: Final = "a recorder with fewer registers"
 _IN_PLACE: Final = "arithmetic left behind waits"
 _FEWER_BLOCKS: Final = ", on fewer blocks"
@@ -226,12 +226,11 @@ def fewer_and_fewer(wanted: Selection) -> list[tuple[str, Selection]]:
 class Ways:
     """What can be tried with each choice of marks.
 
-    `most`: the registers that its threads may take, where it takes a limit; `staged`: records can wait in shared
-    memory, which is tried first, for it costs least; `shared`: the recorder's state can be in shared memory, else it is
-    in local memory; `moves`: what its roles can ask for in place of what they ask for; `spare`: registers that it can
-    have more than when clean.
-    `untried`: what is not tried, and why, a line each. `hoisted`: with the marks asked for arithmetic goes ahead of
-    waits, which can take registers. `slot_bytes`: what a warp's records can have of shared memory.
+    `most`: the registers that its threads may take, where it takes a limit; `shared`: the recorder's state can be in
+    shared memory, else it is in local memory; `moves`: what its roles can ask for in place of what they ask for;
+    `untried`: what is not tried, and why, a line each; `hoisted`: with the marks asked for arithmetic goes ahead of
+    waits, which can take registers; `spare`: registers that it can have more than when clean; `slot_bytes`: what a
+    warp's records can have of shared memory to wait in, which is tried first, for it costs least; 0 for none.
     """
 
     most: int | None
@@ -239,9 +238,8 @@ class Ways:
     moves: Sequence[Mapping[int, int]] = ()
     untried: tuple[str, ...] = ()
     hoisted: bool = False
-    staged: bool = False
     spare: int = 255
-    slot_bytes: int = SLOT_BYTES
+    slot_bytes: int = 0
 
     def modes(self, what: str, selection: Selection) -> Iterator[tuple[str, Mode]]:
         """In the order to try, by their names."""
@@ -251,7 +249,7 @@ class Ways:
         at_once = what, Mode(selection, over_scopes=not is_full)
         staged = f"{what}, {STAGED}", Mode(selection, state=State.STAGED)
         lean = f"{what}, {STAGED}, {FRUGAL}{limit}", Mode(selection, self.most, State.STAGED_FEWER)
-        if not self.staged or selection.level not in ("waits", "all"):  # others are in no loop
+        if not self.slot_bytes or selection.level not in ("waits", "all"):  # others are in no loop
             yield at_once
         else:
             if self.slot_bytes > SLOT_BYTES and not is_full:

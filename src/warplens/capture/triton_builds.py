@@ -221,16 +221,7 @@ def _ways(kernels: list[Kernel], text: str, facts: Any, registers: int) -> Ways:
     fits = (size for size in sizes if not _crowded(launch, static_bytes, registers, staged_bytes(threads, size)))
     slot_bytes = next(fits, 0) if slots else 0
     spare = (most or MOST_REGISTERS) - registers
-    return Ways(
-        most,
-        not crowded,
-        moves,
-        tuple(filter(None, (crowded, untried))),
-        hoisted,
-        staged=slot_bytes > 0,
-        spare=spare,
-        slot_bytes=slot_bytes,
-    )
+    return Ways(most, not crowded, moves, tuple(filter(None, (crowded, untried))), hoisted, spare, slot_bytes)
 
 
 def _crowded(launch: Launch, static_bytes: int, registers: int, more_bytes: int) -> str:

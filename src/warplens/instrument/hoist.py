@@ -92,10 +92,10 @@ class Hoister:
         """Takes the instructions in turn. A place is the number of the instruction that stands there; what goes in
         front of the mark in front of instruction n has the place n - 0.5, one behind the other."""
         places = [_at(mark) for mark in marks]
-        fit = self._fit(start, marks, places)
+        ends = {at for at in range(len(marks)) if self._ends_scope_of_product(at, start, marks, places)}
+        fit = self._fit(start, marks, places, ends)
         worth = self._worth_moving(start, stop, places)
         pins = {_at(mark): {name for name, _ in mark.pins} for mark in marks}
-        ends = {at for at in range(len(marks)) if self._ends_scope_of_product(at, start, marks, places)}
         fixed = {
             place
             for at, (mark, place) in enumerate(zip(marks, places, strict=True))
@@ -126,14 +126,14 @@ class Hoister:
             used |= {name: max(used.get(name, place), place) for name in names}
         return out
 
-    def _fit(self, start: int, marks: list[Mark], places: list[int]) -> list[tuple[int, int]]:
+    def _fit(self, start: int, marks: list[Mark], places: list[int], ends: set[int]) -> list[tuple[int, int]]:
         """Behind so many marks, which one an instruction can go in front of: the nearest of a wait that is not right
         behind another, and the nearest of those behind a product; -1 for none."""
         out = [(-1, -1)]
         for at, mark in enumerate(marks):
             nearest, hidden = out[-1]
             follows = at > 0 and _waits(marks[at - 1])
-            if self._ends_scope_of_product(at, start, marks, places) and self._is_hidden(at, start, places):
+            if at in ends and self._is_hidden(at, start, places):
                 nearest = hidden = at  # its wait has no mark
             elif _waits(mark) and not follows and not self._flow.is_behind_jump(mark.index, mark.behind):
                 nearest, hidden = at, at if self._is_hidden(at, start, places) else hidden
@@ -146,8 +146,8 @@ class Hoister:
         return any(_PRODUCT.match(own.opcode) for own in code)
 
     def _ends_scope_of_product(self, at: int, start: int, marks: list[Mark], places: list[int]) -> bool:
-        """Whether a mark of the source ends a range behind a product: what follows is done beside the product, which
-        takes no longer for it, as ptxas would have it without the mark."""
+        """Whether a mark of the source ends a range behind a product: what follows is done beside the product, as
+        ptxas has it without the mark."""
         mark = marks[at]
         if (
             not self._over_scopes

@@ -33,7 +33,8 @@ _NO_MARK: Final = 1  # a line that is the code of none
 _NUMBER: Final = re.compile(r",\s*-?\d\w*\Z")
 _MOST_LATE: Final = 256
 """Instructions of a loop whose records are kept up to its end. Matmuls with 82 and 75 gained 0.6 and 1.4 points by it;
-attention with 557 lost 3 with four marks and 5 with seven (benchmarks/results/triton_marks_late_steps.json)."""
+attention with 557 lost 3 with four marks and 5 with seven (benchmarks/results/triton_marks_late_steps.json, and
+triton_proton_late.json for four marks that are not kept)."""
 _LOADS: Final = ("ld.global", "cp.async", "ld.relaxed", "ld.acquire", "ld.volatile.global", "ld.weak")
 
 

@@ -17,7 +17,7 @@ from warplens.capture.stopped import last_places
 from warplens.decode.last import last_events, with_last
 from warplens.decode.manifest import check
 from warplens.decode.stopped import where_lines
-from warplens.instrument.staged import CHUNKS
+from warplens.instrument.staged import CHUNKS, LARGE_SLOT_BYTES
 from warplens.layout import ChunkFlag
 from warplens.render.stopped import last_sites, stopped_text
 from warplens.trace import Trace
@@ -75,6 +75,7 @@ def test_of_packed_records_it_is_said_how_far_they_go() -> None:
     assert where_lines(nothing, records) == [f"No warp left a record{held}."]
 
 
+LARGEST = LARGE_SLOT_BYTES[0] // layout.CHUNK_BYTES * layout.RECORD_SLOTS
 UNLESS = "but with --timeout or --policy stream"
 
 
@@ -83,7 +84,7 @@ UNLESS = "but with --timeout or --policy stream"
     [
         (None, "up to 26 of its last records in shared memory)"),
         ({"from": "ptx"}, f"up to {SLOT} of its last records in shared memory, {UNLESS})"),
-        ({"records_held": 1664}, f"up to 1,664 of its last records in shared memory, {UNLESS})"),
+        ({"records_held": LARGEST}, f"up to {LARGEST:,} of its last records in shared memory, {UNLESS})"),
         ({"records_held": 1 << 40}, f"up to {SLOT} of its last records in shared memory, {UNLESS})"),
     ],
 )

@@ -68,13 +68,12 @@ def test_what_finds_no_space_is_counted_to_the_event(depth: int, slab: int) -> N
 def test_all_records_are_there_in_large_slots(text: str, marks: int, slot_bytes: int) -> None:
     """However full the last one is, and where there is space for some of them."""
     own = text.format(threads=32)
-    options: dict[str, Any]
     found = instrument(own, modes={"loop": Mode(ALL, state=State.STAGED, slot_bytes=slot_bytes)})
     assert found.kernels[0].staged_bytes == 2 * slot_bytes - SLOT_BYTES == own_shared_bytes(found.text)
     a_slot = slot_bytes // layout.CHUNK_BYTES * layout.RECORD_SLOTS
     full = a_slot // marks
     for turns, depth in ((1, 200), (full - 2, 200), (full + 1, 200), (full + 9, 1), (2 * full - 5, full * marks // 25)):
-        options = {"state": State.STAGED, "turns": turns, "slot_bytes": slot_bytes, "depth": depth}
+        options: dict[str, Any] = {"state": State.STAGED, "turns": turns, "slot_bytes": slot_bytes, "depth": depth}
         done = check(own, (32, 1, 1), selection=ALL, **options)
         assert depth < 200 or done.lost_events == 0
 
