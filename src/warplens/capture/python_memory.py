@@ -133,7 +133,26 @@ class Memory:
         for address in self._descriptors:  # the program may launch its marked kernels again
             self._write(address, nothing)
         written = drained.chunks[drained.chunks[:, layout.WORD_META] != 0]
+        clear_rests(written)
         return written, drained.lost_events, drained.lost_chunks
+
+
+def clear_rests(chunks: U32) -> None:
+    """Sets the slots that no record is in to 0, in place: a warp's slot in shared memory goes out with what was in it
+    before, which a file would have to keep.
+
+    chunks: of warps that have ended, uint32 (n, 32). Those that do not say how many records they have stay as they are.
+    """
+    meta = chunks[:, layout.WORD_META]
+    flags = meta >> layout.META_FLAGS_SHIFT & ((1 << layout.META_FLAGS_BITS) - 1)
+    count = meta >> layout.META_COUNT_SHIFT & ((1 << layout.META_COUNT_BITS) - 1)
+    room = np.where(flags & layout.ChunkFlag.BLOCK_RECORD, layout.BLOCK_RECORD_SLOTS, layout.RECORD_SLOTS)
+    is_told = (meta >> layout.META_MARKER_SHIFT == layout.META_MARKER) & (flags & layout.ChunkFlag.STREAM == 0)
+    at = np.flatnonzero(is_told & (count < room))
+    slot = np.arange(layout.RECORD_SLOTS)
+    rows = chunks[at]
+    rows[:, layout.HEADER_WORDS :][(slot >= count[at, None]) & (slot < room[at, None])] = 0
+    chunks[at] = rows
 
 
 def is_captured(stream: int) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from warplens import layout
-from warplens.capture.python_memory import Made, divide, replays
+from warplens.capture.python_memory import Made, clear_rests, divide, replays
 
 ONE_SM = [{"when": "before", "sm": [0, 0, 1, 1], "globaltimer_ns": [0, 10_000, 0, 10_000]}]
 ONE_SM[0]["clock_cycles"] = [0, 20_000, 1_000_000, 1_020_000]  # SM 1 is a million cycles ahead
@@ -74,3 +74,17 @@ def test_a_grid_with_more_blocks_than_its_launch_is_not_its() -> None:
     """Two graphs with a launch of one kernel each: which was instantiated first is not known."""
     assert found([ended(7, 1, block=3)], [Made(1, False, blocks=3)]) == []
     assert found([ended(7, 1, block=3)], [Made(1, False, blocks=4)]) == [(0, 0, 7)]
+
+
+def test_slots_behind_the_records_are_cleared_and_nothing_else() -> None:
+    rows = np.array([chunk(1), chunk(2), ended(3, 4), chunk(5)], np.uint32)
+    rows[:, layout.HEADER_WORDS : layout.BLOCK_RECORD_WORD] = 7
+    rows[[0, 1, 3], layout.BLOCK_RECORD_WORD :] = 7
+    rows[[0, 2], layout.WORD_META] |= np.uint32(3 << layout.META_COUNT_SHIFT)
+    rows[1, layout.WORD_META] |= np.uint32(layout.RECORD_SLOTS << layout.META_COUNT_SHIFT)
+    rows[3, layout.WORD_META] |= np.uint32(layout.ChunkFlag.STREAM << layout.META_FLAGS_SHIFT)
+    expected = rows.copy()
+    expected[0, layout.HEADER_WORDS + 3 :] = 0
+    expected[2, layout.HEADER_WORDS + 3 : layout.BLOCK_RECORD_WORD] = 0
+    clear_rests(rows)
+    assert np.array_equal(rows, expected)
