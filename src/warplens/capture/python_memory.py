@@ -27,6 +27,8 @@ from warplens.errors import DeviceError
 U32 = npt.NDArray[np.uint32]
 _SAME_QUESTION_S: Final = 1.0
 """An answer to an earlier question that nobody has taken counts so long: more may have been launched since."""
+_AT_ONCE: Final = 1 << 16
+"""Chunks that are cleared in one go, so that it takes little memory."""
 _META_WARP: Final = (1 << layout.META_WARP_BITS) - 1
 
 
@@ -143,6 +145,11 @@ def clear_rests(chunks: U32) -> None:
 
     chunks: of warps that have ended, uint32 (n, 32). Those that do not say how many records they have stay as they are.
     """
+    for begin in range(0, len(chunks), _AT_ONCE):
+        _clear_rests(chunks[begin : begin + _AT_ONCE])
+
+
+def _clear_rests(chunks: U32) -> None:
     meta = chunks[:, layout.WORD_META]
     flags = meta >> layout.META_FLAGS_SHIFT & ((1 << layout.META_FLAGS_BITS) - 1)
     count = meta >> layout.META_COUNT_SHIFT & ((1 << layout.META_COUNT_BITS) - 1)
