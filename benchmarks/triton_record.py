@@ -2,7 +2,8 @@
 
 In: a GPU, torch, Triton. Out: JSON with all raw times. Two parts: the time from the end of 22 launches of a matmul of
 4096^3 to a file that is on disk, with its size and the time to read all of its spans; and the host's time of a launch,
-not recorded and recorded, each way in turn, twice.
+not recorded and recorded, each way in turn, in twelve passes, for passes differ: what is told is by how much each way
+exceeds the first within a pass.
 
     python benchmarks/triton_record.py -o benchmarks/results/triton_record.json
 """
@@ -35,7 +36,7 @@ from warplens.instrument import Selection
 from warplens.trace.file import write_file
 
 SIZE, LAUNCHES = 4096, 22
-BATCH, ROUNDS, PASSES = 200, 10, 2
+BATCH, ROUNDS, PASSES = 200, 4, 12
 FILES: dict[str, PythonOptions] = {
     # One wait and the phase behind it in each k-step, of every second block: as many records as Proton's in the text.
     "11.5 M spans": PythonOptions(selection=Selection(sites="wait wgmma"), every_block=2, capacity_bytes=1 << 30),
@@ -79,8 +80,8 @@ def to_file(options: PythonOptions, folder: Path, *, opened: bool) -> dict[str, 
     return out
 
 
-def host_times() -> dict[str, list[float]]:
-    """us of a launch of a small kernel on the host, by what is recorded; each a batch's mean."""
+def host_times() -> dict[str, list[list[float]]]:
+    """us of a launch of a small kernel on the host, by what is recorded: of each pass, each batch's mean."""
     x = torch.randn(64, 1024, device="cuda").to(torch.bfloat16)
     w, y = torch.randn(1024, device="cuda").to(torch.bfloat16), torch.empty_like(x)
 
@@ -111,11 +112,17 @@ def host_times() -> dict[str, list[float]]:
         "marked, beyond launch_count": PythonOptions(launch_count=1),
     }
     batch()
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[list[float]]] = {name: [] for name in ways}
     for _ in range(PASSES):
         for name, options in ways.items():
-            times[name] += batches(options)
+            times[name].append(batches(options))
     return times
+
+
+def beyond(times: list[list[float]], first: list[list[float]]) -> list[float]:
+    """us by which the medians of passes exceed those of another way, in order."""
+    medians = zip(times, first, strict=True)
+    return sorted(statistics.median(own) - statistics.median(other) for own, other in medians)
 
 
 def main() -> None:
@@ -135,7 +142,13 @@ def main() -> None:
     }
     result["host_us"] = host_times()
     for name, times in result["host_us"].items():
-        print(f"{name:28} {statistics.median(times):6.2f} us ({min(times):.2f} to {max(times):.2f})", flush=True)
+        more = beyond(times, result["host_us"]["not recording"])
+        least, most = min(min(own) for own in times), max(max(own) for own in times)
+        print(
+            f"{name:28} {least:6.2f} to {most:6.2f} us; beyond not recording by {statistics.median(more):5.2f} us "
+            f"({more[0]:.2f} to {more[-1]:.2f})",
+            flush=True,
+        )
     with tempfile.TemporaryDirectory() as folder:
         for name, options in FILES.items():
             few = options.every_block > 1

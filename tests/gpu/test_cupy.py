@@ -18,6 +18,7 @@ import pytest
 
 import warplens
 from warplens import layout
+from warplens.capture.chosen import Built
 from warplens.trace import Trace
 
 pytestmark = pytest.mark.gpu
@@ -242,3 +243,24 @@ def test_launches_of_streams_and_replays_of_graphs_are_told_apart(source: tuple[
     found = [(own["grid"][0], own["replay"]) for own in good(rec.trace).manifest["launches"]]
     assert found == [(1, 0), (2, 0), (4, 0), (4, 1), (4, 2)]
     assert [own["stream"] for own in rec.trace.manifest["launches"][:2]] == [stream.ptr for stream in streams]
+
+
+@pytest.mark.parametrize("way", ["_by_nvjitlink", "_by_ptxas", "_by_driver"])
+def test_a_module_assembled_before_is_told_of_as_at_first(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvJitLink and the driver have a cache, which keeps no log."""
+    import cupy
+
+    from warplens.capture import assemble as assembling
+
+    cupy.zeros(1)  # the driver is asked within a context
+
+    def missing(*_: Any) -> Any:
+        raise RuntimeError("not asked")
+
+    for name in {"_by_nvjitlink", "_by_ptxas", "_by_driver"} - {way}:
+        monkeypatch.setattr(assembling, name, missing)
+    text = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry assembled_twice() { ret; }\n"
+    for _ in range(2):
+        cubin, log = assembling.assemble(text)
+        assert cubin.startswith(b"\x7fELF")
+        assert set(Built.of(log).registers) == {"assembled_twice"}

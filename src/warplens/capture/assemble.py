@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from warplens.instrument.read import without_comments
 
 _LIMIT: Final = ("--maxrregcount", "-maxrregcount")
 _OF_PTXAS: Final = ("--ptxas-options", "-Xptxas")
+_SAID: Final = "ptxas info"
 _LOG_BYTES: Final = 1 << 20
 _SHOWN: Final = 200
 _LONGEST: Final = 4000
@@ -64,7 +66,10 @@ def assemble(text: str, wish: Wish | None = None) -> tuple[bytes, str]:
     said, logs = [], []
     for name, way in (("nvJitLink", _by_nvjitlink), ("ptxas", _by_ptxas), ("the driver", _by_driver)):
         try:
-            return way(text, found[0], wish or Wish())
+            cubin, log = way(text, found[0], wish or Wish())
+            if _SAID not in log:  # it comes from a cache, of nvJitLink or the driver, which keeps no log
+                cubin, log = way(f"/* {uuid.uuid4().hex} */{text}", found[0], wish or Wish())
+            return cubin, log
         except Exception as error:  # it is not there, in the many ways of packages; or it refuses
             said.append(f"{name}: {' '.join(str(error).split())[:_SHOWN]}")
             logs.append(str(error)[:_LONGEST])

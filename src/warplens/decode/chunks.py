@@ -225,7 +225,7 @@ def _check_member(
 def _columns(row: I64, head: U32, launch: I64, shape: _Shape) -> Chunks:
     """Columns in the order gwarp, sequence; what was written first comes first where both agree."""
     gwarp = shape.gwarp(launch, head[layout.WORD_BLOCK], head[layout.WORD_META] & np.uint32(_WARP_MASK))
-    order = _order(gwarp, head[layout.WORD_SEQUENCE])
+    order = order_of(gwarp, head[layout.WORD_SEQUENCE])
     if order is not None:
         row, gwarp = row.take(order, mode="clip"), gwarp.take(order, mode="clip")
         if len(shape.blocks) > 1:
@@ -250,7 +250,16 @@ def _columns(row: I64, head: U32, launch: I64, shape: _Shape) -> Chunks:
     return Chunks(row, launch, block, warp, gwarp, sm, count, flags, sequence, base_cycles, lost, reach, likely)
 
 
-def _order(gwarp: I64, sequence: U32) -> I64 | None:
+def in_order(words: U32) -> U32:
+    """Chunks, uint32 (n, 32), by grid, block, warp and sequence; equals stay as they are."""
+    _, rank = np.unique(words[:, layout.WORD_GRID], return_inverse=True)
+    block, meta = words[:, layout.WORD_BLOCK], words[:, layout.WORD_META]
+    gwarp = (rank.astype(np.int64) << 32 | block) << layout.META_WARP_BITS | (meta & np.uint32(_WARP_MASK))
+    order = order_of(gwarp, words[:, layout.WORD_SEQUENCE])
+    return words if order is None else words.take(order, axis=0)
+
+
+def order_of(gwarp: I64, sequence: U32) -> I64 | None:
     """Indices that sort by gwarp and sequence, keeping the order of equals; None when they are sorted."""
     if not len(gwarp):
         return None

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens import layout
+from warplens.decode.chunks import in_order
 from warplens.decode.last import with_last
 from warplens.decode.manifest import check
 from warplens.errors import FileError, FormatError, VersionError
@@ -38,6 +39,8 @@ MAX_MEMBER_BYTES: Final = 16 << 30
 FREE_EXPANSION_BYTES: Final = 64 << 20
 DEFLATED_TABLE_BYTES: Final = 1 << 16
 """Small tables are mostly Parquet footer, which shrinks to a fifth; large ones are stored, being packed inside."""
+RECORDS_LEVEL: Final = 4
+"""Of zlib. Records of a matmul take 1.2 % more than at level 6, and half the time."""
 MAX_EXPANSION: Final = 200
 """A member larger than FREE_EXPANSION_BYTES may not expand more than this: records shrink 3 to 20 times, bombs 1000."""
 
@@ -106,9 +109,10 @@ def write_file(
     """Writes a `.wlens` file whole: into a temporary file beside it, which then takes its place.
 
     `records` maps member names ("records/000000.u32") to uint32 of shape (n, 32), `tables` names to Parquet bytes,
-    `sources` paths to texts; sources beyond 1 MB are left out, and the manifest says which. Without `pack` records are
-    stored as they are, which takes more room and less time. Raises `FileError` when the place cannot be written and
-    `FormatError` when the manifest is not one that `read_file` would accept.
+    `sources` paths to texts; sources beyond 1 MB are left out, and the manifest says which. Chunks are put in the order
+    in which they pack best; without `pack` records are stored as they are, which takes more room and less time. Raises
+    `FileError` when the place cannot be written and `FormatError` when the manifest is not one that `read_file` would
+    accept.
     """
     path = Path(path)
     kept, left_out = choose_sources(sources or {})
@@ -163,7 +167,8 @@ def _write_members(
         if not _RECORDS.fullmatch(name) or chunks.ndim != 2 or chunks.shape[1] != layout.CHUNK_WORDS:
             raise ValueError(f"not a records member: {name!r} of shape {chunks.shape}")
         entry = _entry(name, zipfile.ZIP_DEFLATED if pack else zipfile.ZIP_STORED)
-        archive.writestr(entry, np.ascontiguousarray(chunks, "<u4").data.cast("B"), compresslevel=6)
+        ordered = np.ascontiguousarray(in_order(chunks) if pack else chunks, "<u4")
+        archive.writestr(entry, ordered.reshape(-1).view(np.uint8).data, compresslevel=RECORDS_LEVEL)
     for name, data in tables.items():
         member = f"tables/{name}.parquet"
         if not _TABLE.fullmatch(member):
