@@ -120,9 +120,8 @@ def host_times() -> dict[str, list[list[float]]]:
 
 
 def beyond(times: list[list[float]], first: list[list[float]]) -> list[float]:
-    """us by which the medians of passes exceed those of another way, in order."""
-    medians = zip(times, first, strict=True)
-    return sorted(statistics.median(own) - statistics.median(other) for own, other in medians)
+    """us by which the median of each pass exceeds that of another way."""
+    return [statistics.median(own) - statistics.median(other) for own, other in zip(times, first, strict=True)]
 
 
 def main() -> None:
@@ -143,11 +142,10 @@ def main() -> None:
     result["host_us"] = host_times()
     for name, times in result["host_us"].items():
         more = beyond(times, result["host_us"]["not recording"])
-        least, most = min(min(own) for own in times), max(max(own) for own in times)
+        low, middle, high = statistics.quantiles(more, n=4)
+        median = statistics.median(statistics.median(own) for own in times)
         print(
-            f"{name:28} {least:6.2f} to {most:6.2f} us; beyond not recording by {statistics.median(more):5.2f} us "
-            f"({more[0]:.2f} to {more[-1]:.2f})",
-            flush=True,
+            f"{name:28} {median:6.2f} us, {middle:5.2f} more ({low:.2f} to {high:.2f}: quartiles of passes)", flush=True
         )
     with tempfile.TemporaryDirectory() as folder:
         for name, options in FILES.items():
