@@ -42,7 +42,7 @@ def test_a_time_of_an_idle_gpu_is_not_taken_for_the_kernels(built: Built, tmp_pa
 
 
 def test_without_a_pair_the_time_switched_off_is_not_called_clean(built: Built, tmp_path: Path) -> None:
-    record(built, tmp_path, "traced", "9", options=("--rounds", "3"), NO_PAIR="1", FAKE_DELAY_US="2000")
+    record(built, tmp_path, "traced", "9", options=("--rounds", "3"), NO_PAIR="1", FAKE_DELAY_US="50000")
     (kernel,) = warplens.open(tmp_path / "run.wlens").manifest["kernels"]
     assert kernel["clean_ns"] is None
     assert len(kernel["switched_off_ns"]) == 3
@@ -122,7 +122,7 @@ def test_graphs_that_were_captured_before_obey_too(built: Built, tmp_path: Path)
 
 def test_replay_adds_launches_and_leaves_memory_as_it_would_be_without(built: Built, tmp_path: Path) -> None:
     options = ("--replay", "--rounds", "3", "--launch-count", "2")
-    done = record(built, tmp_path, "run", "9", options=options, FAKE_DELAY_US="2000", CELL="1")
+    done = record(built, tmp_path, "run", "9", options=options, FAKE_DELAY_US="50000", CELL="1")
     assert done.stdout.split()[:2] == ["15", "9"]  # launches in all; what they added to the memory
     trace = warplens.open(tmp_path / "run.wlens")
     (kernel,) = trace.manifest["kernels"]
@@ -179,7 +179,7 @@ def test_marks_of_warplens_nvcc_are_of_policy_stream_whatever_the_code_was_compi
 
 def test_kernels_and_shapes_of_one_process_take_turns_each_by_itself(built: Built, tmp_path: Path) -> None:
     """Two kernels, two grids: four in all, each with its own clean and traced times."""
-    done = record(built, tmp_path, "shapes", "8", options=("--rounds", "3"), FAKE_DELAY_US="2000")
+    done = record(built, tmp_path, "shapes", "8", options=("--rounds", "3"), FAKE_DELAY_US="50000")
     assert done.stdout == "32\n"
     manifest = warplens.open(tmp_path / "run.wlens").manifest
     assert [(kernel["name"], len(kernel["clean_ns"]), len(kernel["traced_ns"])) for kernel in manifest["kernels"]] == [
@@ -193,7 +193,7 @@ def test_kernels_and_shapes_of_one_process_take_turns_each_by_itself(built: Buil
 
 def test_each_kernel_and_shape_of_a_process_is_replayed_once(built: Built, tmp_path: Path) -> None:
     options = ("--replay", "--rounds", "3")
-    done = record(built, tmp_path, "shapes", "2", options=options, FAKE_DELAY_US="2000", CELL="1")
+    done = record(built, tmp_path, "shapes", "2", options=options, FAKE_DELAY_US="50000", CELL="1")
     assert done.stdout.split() == [str(8 + 4 * 6), "8"]  # launches in all; what they added to the memory
     manifest = warplens.open(tmp_path / "run.wlens").manifest
     assert [(len(kernel["clean_ns"]), len(kernel["traced_ns"])) for kernel in manifest["kernels"]] == [(3, 3)] * 4
