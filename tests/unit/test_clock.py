@@ -384,6 +384,34 @@ def test_an_end_read_late_does_not_move_the_line() -> None:
     assert worst_error_ns(fitted, clocks, 1_000_000, 100_000) <= fitted.uncertainty_ns + 1 <= 20
 
 
+def test_two_reads_close_by_of_which_one_is_late_do_not_make_a_rate() -> None:
+    """As seen of a layer norm on an H200: of two warps that began 18 cycles apart one read globaltimer 64 ns behind the
+    other, its SM's rate was off by 80 %, and the launch's times were stated to 19 us in place of 0.25."""
+    clocks = make_clocks(6)
+    begin_ns, span_ns = 2_000_000, 16_000
+    at_ns = np.array([0, 9, 4_600, 5_700, 13_200, 16_000])
+    sm = np.repeat(np.arange(SMS), len(at_ns))
+    cycles = [
+        cycles_under_load(own, begin_ns + ns, begin_ns, begin_ns + span_ns, 0.016) for own in clocks for ns in at_ns
+    ]
+    ns = (ZERO_NS + begin_ns + np.tile(at_ns, SMS)) // 32 * 32
+    ns[5 * len(at_ns) + 1 : 6 * len(at_ns)] += 64
+    late_ns = np.tile([0, 0, 64, 64, 0, 64], SMS)
+    fitted = clock.fit(
+        sm,
+        ns,
+        cycles,
+        step_ns=32,
+        late_ns=late_ns,
+        calibration=both_calibrations(clocks, 3_000_000),
+        nominal_cycles_per_ns=1.98,
+    )
+    assert "slows for a moment" in fitted.problems[0].text
+    assert fitted.cycles_per_ns(np.arange(SMS)) == pytest.approx(1.98 * (1 - 0.016), rel=0.01)
+    off = np.abs(fitted.to_ns(sm, cycles) - ZERO_NS - begin_ns - np.tile(at_ns, SMS))
+    assert off.max() <= fitted.uncertainty_ns + 1 <= 600
+
+
 def test_integers_of_any_size_are_taken_modulo_two_to_the_64() -> None:
     assert clock.int64([2**64 - 1, -1, 2**63, 5]).tolist() == [-1, -1, -(2**63), 5]
     assert clock.int64([]).tolist() == []
