@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from warplens.capture.residency import Launch
+from warplens.capture.residency import Launch, fewer
 from warplens.errors import PtxError
 from warplens.instrument import Instrumented, Kernel, Mode, Selection, State, instrument
 from warplens.instrument.head import head_of, sizes, target
@@ -86,7 +86,7 @@ class Built:
         if room is not None and self.registers.get(name, 0) > clean.registers.get(name, 0):
             now = room.launch.blocks(self.registers.get(name, 0))
             if now < room.blocks:
-                many = f"{now} blocks fit on an SM in place of {room.blocks}"
+                many = fewer(now, room.blocks)
                 return (
                     many if room.sized else f"a block of {room.launch.threads} threads would not fit on an SM any more"
                 )

@@ -19,6 +19,11 @@ _BLOCKS: Final = {86: 16, 87: 16, 88: 16, 89: 24, 110: 24, 120: 24, 121: 24}
 MOST_REGISTERS: Final = 255
 
 
+def fewer(now: int, before: int) -> str:
+    """What is told of blocks: `1 block fits on an SM in place of 2`."""
+    return f"{now} {'block fits' if now == 1 else 'blocks fit'} on an SM in place of {before}"
+
+
 @dataclass(frozen=True)
 class Launch:
     """What a launch asks of an SM beside registers. `arch`: 90 for sm_90."""

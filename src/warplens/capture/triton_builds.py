@@ -21,7 +21,7 @@ from warplens import layout
 from warplens.capture import triton_inductor
 from warplens.capture.chosen import IN_MEMORY, Built, Ways, fewer_and_fewer, gets, moves_of
 from warplens.capture.modules import registers_and_frame, shared_bytes
-from warplens.capture.residency import MOST_REGISTERS, Launch
+from warplens.capture.residency import MOST_REGISTERS, Launch, fewer
 from warplens.errors import PtxError
 from warplens.instrument import Instrumented, Kernel, Mode, Selection, State, instrument
 from warplens.instrument.head import sizes, target
@@ -135,7 +135,7 @@ class _Builds:
                 tried.append((fits, marked, found, named))
                 if fits >= blocks:
                     break
-                lines.append(f"{name}: {named}: {fits} blocks fit on an SM in place of {blocks}")
+                lines.append(f"{name}: {named}: {fewer(fits, blocks)}")
             if tried and tried[-1][0] >= blocks:
                 break
         if lines:
@@ -237,7 +237,7 @@ def _crowded(launch: Launch, static_bytes: int, registers: int, more_bytes: int)
         return f"{text} than {launch.shared_bytes:,} a block would pass {_SHARED_LIMIT:,}, and could not be launched"
     before, now = launch.blocks(registers), more.blocks(registers)
     if now < max(before, 1):
-        return f"{text} {now} blocks fit on an SM in place of {before}"
+        return f"{text} {fewer(now, before)}"
     return ""
 
 

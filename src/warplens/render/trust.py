@@ -7,7 +7,8 @@ A fact that was not measured says so and why; nothing here is guessed or left ou
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -39,6 +40,8 @@ SLOWDOWN_BAD: Final = 1.30
 look, beyond the third the trace is too disturbed to be believed."""
 _MOST_UNMARKED: Final = 4
 """Lines of a kernel's list of what is not marked that are shown."""
+_MOST_NAMES: Final = 3
+"""Kernels that are named in front of what holds for several."""
 _HARMLESS_THROTTLES: Final = frozenset({"none", "idle", "gpu_idle"})
 _OWN_LINES: Final = frozenset({"site_never_reached", "no_end", "lost_events", "incomplete_file", "stopped"})
 
@@ -70,13 +73,11 @@ def trust_lines(trace: Trace, launch: int | None = None, *, audit_is: str = "") 
     elif not manifest.get("complete", True):
         lines.append(TrustLine("file", "BAD", "recording did not finish: this holds the complete launches"))
     kernels = manifest.get("kernels") or []
+    told: dict[TrustLine, list[int]] = {}
     for index, kernel in enumerate(kernels):
-        prefix = f"{visible(kernel.get('name'), limit=60)}: " if len(kernels) > 1 else ""
-        lines += [
-            _slowdown(kernel, prefix),
-            _builds(kernel, prefix),
-            *_mark_cost(kernel, prefix, _warps(trace, index)),
-        ]
+        for line in (_slowdown(kernel), _builds(kernel), *_mark_cost(kernel, _warps(trace, index))):
+            told.setdefault(line, []).append(index)
+    lines += [_of_kernels(line, [kernels[index] for index in of], len(kernels)) for line, of in told.items()]
     lines += _choice(manifest, launch)
     lines += _marking(manifest)
     lines += _audit(trace, audit_is)
@@ -85,14 +86,28 @@ def trust_lines(trace: Trace, launch: int | None = None, *, audit_is: str = "") 
     return lines
 
 
-def _slowdown(kernel: dict[str, Any], prefix: str) -> TrustLine:
+def _of_kernels(line: TrustLine, of: list[dict[str, Any]], kernels: int) -> TrustLine:
+    """The line of one or several kernels with their names, where there are others."""
+    if len(of) == kernels:
+        return line
+    names = Counter(visible(kernel.get("name"), limit=60) for kernel in of)
+    named = [
+        f"{name} ({count} builds or shapes)" if count > 1 else name for name, count in names.most_common(_MOST_NAMES)
+    ]
+    if more := len(names) - len(named):
+        named.append(counted(more, "other"))
+    text = ", ".join(named)
+    return replace(line, text=f"{text}: {line.text}", brief=line.brief and f"{line.brief} ({text})")
+
+
+def _slowdown(kernel: dict[str, Any]) -> TrustLine:
     clean, traced = kernel.get("clean_ns"), kernel.get("traced_ns")
     if not clean or not traced:
         why = visible(kernel.get("not_measured") or "no samples in the file")
-        return TrustLine("kernel time", "note", f"{prefix}clean and traced not measured: {why}")
+        return TrustLine("kernel time", "note", f"clean and traced not measured: {why}")
     ratio = median(traced) / median(clean) if median(clean) else float("inf")
     count = str(len(clean)) if len(clean) == len(traced) else f"{len(clean)} and {len(traced)}"
-    text = f"{prefix}x{ratio:.3f} by tracing: clean {_samples(clean)}, traced {_samples(traced)}, {count} of each"
+    text = f"x{ratio:.3f} by tracing: clean {_samples(clean)}, traced {_samples(traced)}, {count} of each"
     if ratio > SLOWDOWN_BAD:
         return TrustLine("kernel time", "BAD", text + ": too disturbed to be believed")
     if ratio < SLOWDOWN_ODD:
@@ -108,17 +123,17 @@ def _samples(values_ns: list[float]) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
+def _builds(kernel: dict[str, Any]) -> TrustLine:
     clean, traced = kernel.get("clean"), kernel.get("traced")
     if not clean or not traced:
-        return TrustLine("builds", "note", f"{prefix}registers and residency of clean and traced not known")
+        return TrustLine("builds", "note", "registers and residency of clean and traced not known")
     names = {"registers": "registers", "shared_bytes": "shared B", "local_bytes": "local B (spills)"}
     names["resident_blocks"] = "resident blocks an SM"
     parts = []
     for key, name in names.items():
         before, after = clean.get(key), traced.get(key)
         parts.append(f"{name} {_known(before)}" + (f" -> {_known(after)}" if after != before else ""))
-    text = prefix + ", ".join(parts) + " (clean -> traced)"
+    text = ", ".join(parts) + " (clean -> traced)"
     if clean.get("resident_blocks") != traced.get("resident_blocks"):
         return TrustLine("builds", "BAD", text + ": residency changed, so the traced run is another run")
     local = (traced.get("local_bytes") or 0) - (clean.get("local_bytes") or 0)
@@ -132,8 +147,9 @@ def _builds(kernel: dict[str, Any], prefix: str) -> TrustLine:
     how += [f"compiled for at most {limit:.0f} registers"] if limit else []
     text += f", {', '.join(how)}" if how else ""
     brief = f"{visible(policy, limit=24)}, " if policy else ""
-    brief += f"{_known(traced.get('registers'))} registers, {_known(traced.get('resident_blocks'))} resident blocks"
-    return TrustLine("builds", "ok", text, brief + (f" ({prefix[:-2]})" if prefix else ""))
+    resident = traced.get("resident_blocks")
+    blocks = counted(resident, "resident block") if isinstance(resident, int) else f"{_known(resident)} resident blocks"
+    return TrustLine("builds", "ok", text, f"{brief}{_known(traced.get('registers'))} registers, {blocks}")
 
 
 def _choice(manifest: dict[str, Any], launch: int | None) -> list[TrustLine]:
@@ -177,22 +193,22 @@ def _marking(manifest: dict[str, Any]) -> list[TrustLine]:
     return lines
 
 
-def _mark_cost(kernel: dict[str, Any], prefix: str, warps: int) -> list[TrustLine]:
+def _mark_cost(kernel: dict[str, Any], warps: int) -> list[TrustLine]:
     cost, found = number(kernel.get("mark_cost_cycles")), measured(kernel)
     if found is not None:
         mark = found["mark_cycles"]
         text = f"{mark['p50']:.0f} cycles ({mark['p10']:.0f} to {mark['p90']:.0f})" if mark is not None else ""
         brief = f"a mark costs {mark['p50']:.0f} cycles" if mark is not None else ""
         return [
-            *([TrustLine("mark cost", "ok", prefix + text, brief)] if text else []),
-            _correction(found, prefix, warps),
+            *([TrustLine("mark cost", "ok", text, brief)] if text else []),
+            _correction(found, warps),
         ]
     why = mapping(kernel.get("corrections")).get("not_measured")
     reason = f", and nothing is corrected: {visible(why, limit=200)}" if why else ""
     if cost is None:
         unknown = "cost of a single mark not measured" + (f" ({visible(why, limit=200)})" if why else "")
-        return [TrustLine("mark cost", "ok", f"{prefix}not measured{reason}", unknown)]
-    return [TrustLine("mark cost", "ok", f"{prefix}{cost:.1f} cycles{reason}", f"a mark costs {cost:.1f} cycles")]
+        return [TrustLine("mark cost", "ok", f"not measured{reason}", unknown)]
+    return [TrustLine("mark cost", "ok", f"{cost:.1f} cycles{reason}", f"a mark costs {cost:.1f} cycles")]
 
 
 def _warps(trace: Trace, kernel: int) -> int:
@@ -204,7 +220,7 @@ def _warps(trace: Trace, kernel: int) -> int:
     return int(spans.select(pl.col("warp").n_unique()).collect().item())
 
 
-def _correction(found: dict[str, Any], prefix: str, warps: int) -> TrustLine:
+def _correction(found: dict[str, Any], warps: int) -> TrustLine:
     """What corrected phases sum to, and all that marks cost. Without a brief: by how much is seen without asking."""
     factors, anchor, rows = [f for f, _ in role_factors(found)], mapping(found.get("anchor")), found["rows"]
     known = bool(anchor) and anchor.get("not_measured") is None
@@ -233,7 +249,7 @@ def _correction(found: dict[str, Any], prefix: str, warps: int) -> TrustLine:
     if told < warps:
         parts.insert(0, f"of {told} of the {warps} warps of a block, the others are not corrected")
     noted = not known or not SLOWDOWN_ODD * life <= raw <= SLOWDOWN_NOTE * life
-    return TrustLine("correction", "note" if noted else "ok", prefix + "; ".join(parts))
+    return TrustLine("correction", "note" if noted else "ok", "; ".join(parts))
 
 
 def _audit(trace: Trace, audit_is: str) -> list[TrustLine]:

@@ -243,7 +243,7 @@ def spills_without_shared_state(cubin: bytes) -> tuple[int, int]:
     [
         (49_152, "1,024 bytes more than 49,152 a block would pass 49,152, and could not be launched"),
         (232_448, "1,024 bytes more 0 blocks fit on an SM in place of 1"),
-        (115_712, "1,024 bytes more 1 blocks fit on an SM in place of 2"),
+        (115_712, "1,024 bytes more 1 block fits on an SM in place of 2"),
     ],
 )
 def test_the_state_stays_out_of_shared_memory_that_the_launch_needs(

@@ -353,6 +353,31 @@ def test_the_policy_and_a_limit_of_registers_are_told() -> None:
     assert line.brief.startswith("staged, 34 registers")
 
 
+def test_what_holds_for_several_kernels_is_told_once_with_their_names_where_it_does_not_hold_for_all() -> None:
+    """A model has tens of kernels, of each of which nobody timed the clean one."""
+    manifest = fake.manifest()
+    first = manifest["kernels"][0]
+    own = first | {"clean_ns": None, "traced_ns": None, "not_measured": "nothing was added to compare with"}
+    others = [own | {"name": name} for name in ("norm", "norm", "silu", "a", "b")]
+    wide = own | {"name": "wide", "traced": own["traced"] | {"resident_blocks": 1}}
+    wide["clean"] = wide["clean"] | {"resident_blocks": 1}
+    for kernels, told, briefs in (
+        ([own, *others], ["clean and"], ["34 registers, 3 resident blocks"]),
+        ([first, *others], ["rmsnorm: x1.0", "norm (2 builds or shapes), silu, a, 1 other: clean and"], None),
+        (
+            [own, wide],
+            ["clean and"],
+            ["34 registers, 3 resident blocks (rmsnorm)", "34 registers, 1 resident block (wide)"],
+        ),
+    ):
+        lines = trust_lines(replace(small(), manifest=manifest | {"kernels": kernels}))
+        texts = [line.text for line in lines if line.label == "kernel time"]
+        assert len(texts) == len(told)
+        assert all(text.startswith(begin) for text, begin in zip(texts, told, strict=True)), texts
+        if briefs:
+            assert [line.brief for line in lines if line.label == "builds"] == briefs
+
+
 def test_json_has_corrected_mean_median_and_half_width() -> None:
     group = summary_facts(fake.corrected(small()))["groups"][0]
     (row,) = [row for row in group["rows"] if row["name"] == "cross_reduce"]
