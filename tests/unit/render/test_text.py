@@ -363,11 +363,11 @@ def test_what_holds_for_several_kernels_is_told_once_with_their_names_where_it_d
     wide["clean"] = wide["clean"] | {"resident_blocks": 1}
     for kernels, told, briefs in (
         ([own, *others], ["clean and"], ["34 registers, 3 resident blocks"]),
-        ([first, *others], ["rmsnorm: x1.0", "norm (2 builds or shapes), silu, a, 1 other: clean and"], None),
+        ([first, *others], ["rmsnorm_fwd<true>: x1.0", "norm (2 builds or shapes), silu, a, 1 other: clean and"], None),
         (
             [own, wide],
             ["clean and"],
-            ["34 registers, 3 resident blocks (rmsnorm)", "34 registers, 1 resident block (wide)"],
+            ["34 registers, 3 resident blocks (rmsnorm_fwd<true>)", "34 registers, 1 resident block (wide)"],
         ),
     ):
         lines = trust_lines(replace(small(), manifest=manifest | {"kernels": kernels}))
