@@ -25,10 +25,11 @@ def merge(traces: Sequence[Trace]) -> Trace:
     """The launches of all `traces`, numbered on in their order, with their blocks, spans, sites and problems.
 
     Sets of sites of one name must be the same in all. The manifest's `merged` says where launches came from. Raises
-    UsageError for no traces, or two different sets of one name.
+    UsageError for no traces, two different sets of one name, or a launch that two of the traces hold.
     """
     if not traces:
         raise UsageError("nothing to merge: name traces")
+    _refuse_twice(traces)
     manifest = _manifest(traces)
     origin_ns = min(trace.origin_ns for trace in traces)
     sites = frames.sites(manifest)
@@ -45,6 +46,27 @@ def merge(traces: Sequence[Trace]) -> Trace:
     manifest["origin_ns"] = origin_ns
     sources = {path: text for trace in traces for path, text in trace.sources.items()}
     return Trace(FileContents(check(manifest), {}, frames.to_parquet(tables, origin_ns), sources))
+
+
+def _refuse_twice(traces: Sequence[Trace]) -> None:
+    """Raises UsageError where a launch of one kernel began and ended at the same nanosecond in two of the traces."""
+    first: dict[tuple[object, ...], tuple[int, int]] = {}
+    for number, trace in enumerate(traces):
+        kernels, launches = trace.manifest["kernels"], trace.manifest["launches"]
+        ends = trace.launches.select("start_ns", "end_ns").iter_rows()
+        for index, (entry, (start_ns, end_ns)) in enumerate(zip(launches, ends, strict=True)):
+            if start_ns is None:
+                continue
+            at_ns = trace.origin_ns + start_ns
+            key = (kernels[entry["kernel"]]["name"], entry["grid_id"], at_ns, end_ns - start_ns)
+            other, its = first.setdefault(key, (number, index))
+            if other != number:
+                same = f"launch {index} of {_named(trace, number)} is launch {its} of {_named(traces[other], other)}"
+                raise UsageError(f"{same}, and would be there twice: was one of them merged from the other?")
+
+
+def _named(trace: Trace, number: int) -> str:
+    return f"trace {number}" if trace.path is None else str(trace.path)
 
 
 def _together(parts: list[pl.DataFrame]) -> pl.DataFrame:

@@ -87,3 +87,16 @@ def test_a_merge_that_would_read_what_an_earlier_one_wrote_is_refused(tmp_path: 
     again = CliRunner().invoke(main, ["merge", *names, str(output), "-f", "-o", str(output)])
     assert (again.exit_code, "is read and written" in again.stderr) == (2, True)
     assert open_trace(output).launches.height == 2
+
+
+def test_a_trace_and_what_was_merged_from_it_are_refused(tmp_path: Path) -> None:
+    names = [str(tmp_path / f"{seed}.wlens") for seed in (1, 2)]
+    for seed, name in enumerate(names, 1):
+        recorded(2, seed=seed).save(Path(name))
+    both, again = tmp_path / "both.wlens", tmp_path / "again.wlens"
+    assert CliRunner().invoke(main, ["merge", *names, "-o", str(both)]).exit_code == 0
+    found = CliRunner().invoke(main, ["merge", str(both), names[1], "-o", str(again)])
+    assert (found.exit_code, again.exists()) == (2, False)
+    assert f"launch 0 of {names[1]} is launch 2 of {both}" in found.output.replace("\n", " ")
+    with pytest.raises(UsageError, match="launch 0 of trace 1 is launch 0 of trace 0"):
+        merge([recorded(1, seed=1), recorded(1, seed=1)])
