@@ -99,22 +99,35 @@ class Machine:
 
 
 Action = Callable[["_Lane", list[str], list[str]], None]
-Step = tuple[Action, list[str], list[str]]
-"""What an instruction does, its operands, and its opcode's parts."""
+ACT, END, JUMP, JOIN = range(4)
+Step = tuple[str, bool, int, Action, list[str], list[str], list[int]]
+"""Predicate ("" for none) and whether it is negated; which of ACT, END (ret, exit), JUMP and JOIN (a vote, a barrier of
+the warp) it is; what it does, its operands, its opcode's parts; where it may jump to."""
 
 
-@dataclass
 class _Program:
     """A kernel, with the steps of those of its instructions that were run, so that each is taken apart once."""
 
-    flow: Flow
-    steps: dict[int, Step] = field(default_factory=dict)
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.steps: list[Step | None] = [None] * len(flow.code)
 
     def step(self, at: int) -> Step:
-        if at not in self.steps:
-            own = self.flow.code[at]
-            self.steps[at] = _decoded(own.opcode, own.operands)
-        return self.steps[at]
+        own, flow = self.flow.code[at], self.flow
+        action: Action = _arrive
+        what, parts, kind, targets = ACT, [own.operands.partition(",")[0]], [own.name], list[int]()
+        if own.name in ("ret", "exit"):
+            what = END
+        elif own.name in ("bra", "brx"):
+            labels = flow._targets[at]
+            assert labels, own
+            what, targets = JUMP, [flow._labels[label][0] for label in labels]
+        else:
+            what = JOIN if own.name == "vote" or own.opcode == "bar.warp.sync" else ACT
+            action, parts, kind = _decoded(own.opcode, own.operands)
+        found = (own.predicate, own.negated, what, action, parts, kind, targets)
+        self.steps[at] = found
+        return found
 
 
 class _Lane:
@@ -127,27 +140,23 @@ class _Lane:
 
     def run(self) -> None:
         at = 0
-        machine, flow, thread = self.machine, self.program.flow, self.special["%tid.x"]
+        machine, program, thread = self.machine, self.program, self.special["%tid.x"]
+        steps, registers, executed, cycles = program.steps, self.registers, machine.executed, machine.step
         for _ in range(machine.most_steps):
-            if at >= len(flow.code):
+            if at >= len(steps):
                 return
-            own = flow.code[at]
-            machine.clock += machine.step
-            taken = not own.predicate or bool(self.value(own.predicate)) != own.negated
-            machine.executed(thread, at, taken)
-            if not taken:
-                at += 1
-            elif own.name in ("ret", "exit"):
+            predicate, negated, what, action, parts, kind, targets = steps[at] or program.step(at)
+            machine.clock += cycles
+            taken = not predicate or bool(registers[predicate]) != negated
+            executed(thread, at, taken)
+            if taken and what is END:
                 return
-            elif own.name in ("bra", "brx"):
-                labels = flow._targets[at]
-                assert labels, own
-                chosen = self.value(own.operands.partition(",")[0]) if own.name == "brx" else 0
-                at = flow._labels[labels[chosen]][0]
-            else:
-                action, parts, kind = self.program.step(at)
+            if taken and what is JUMP:
+                at = targets[self.value(parts[0]) if kind[0] == "brx" else 0]
+                continue
+            if taken:
                 action(self, parts, kind)
-                at += 1
+            at += 1
         raise AssertionError("the kernel does not end")
 
     def value(self, operand: str) -> int:
@@ -173,8 +182,8 @@ class _Lane:
         return self.special.get(operand, 0) if operand.startswith("%") else self.arguments[operand]
 
     def address(self, operand: str) -> int:
-        base, _, offset = operand.strip("[] ").partition("+")
-        return self.value(base) + (int(offset) if offset else 0)
+        base, offset = _base(operand)
+        return self.value(base) + offset
 
     def write(self, register: str, value: int, kind: list[str]) -> None:
         wide = kind[-1] in ("u64", "b64", "s64") or "wide" in kind
@@ -182,7 +191,7 @@ class _Lane:
 
 
 @lru_cache(maxsize=1 << 14)
-def _decoded(opcode: str, operands: str) -> Step:
+def _decoded(opcode: str, operands: str) -> tuple[Action, list[str], list[str]]:
     for name, action in ACTIONS.items():
         if opcode == name or opcode.startswith(name + "."):
             return action, _split(operands), opcode.split(".")
@@ -192,6 +201,12 @@ def _decoded(opcode: str, operands: str) -> Step:
 @lru_cache(maxsize=1 << 14)
 def _number(operand: str) -> int | None:
     return int(operand.rstrip("U"), 0) if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", operand) else None
+
+
+@lru_cache(maxsize=1 << 14)
+def _base(operand: str) -> tuple[str, int]:
+    base, _, offset = operand.strip("[] ").partition("+")
+    return base, int(offset) if offset else 0
 
 
 @lru_cache(maxsize=16)
@@ -204,6 +219,7 @@ def _split(operands: str) -> list[str]:
     return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", operands)] if operands else []
 
 
+@lru_cache(maxsize=1 << 14)
 def _pair(text: str) -> list[str]:
     return [part.strip() for part in text.strip("{} ").split(",")]
 
@@ -256,11 +272,12 @@ def _load(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     address = lane.address(parts[0])
-    _check_aligned(address, len(_pair(parts[1])), kind)
+    sources = _pair(parts[1])
+    _check_aligned(address, len(sources), kind)
     if "shared" in kind:
         special = lane.special
         block, thread = (special.get(name, special[own]) for name, own in (("block", "%ctaid.x"), ("thread", "%tid.x")))
-        for number, source in enumerate(_pair(parts[1])):
+        for number, source in enumerate(sources):
             lane.machine.store_shared(block, thread, address + 4 * number, lane.value(source))
         return
     if "local" in kind:
@@ -269,7 +286,7 @@ def _store(lane: _Lane, parts: list[str], kind: list[str]) -> None:
     if kind[-1] == "u64":
         lane.machine.store_wide(address, lane.value(parts[1]))
         return
-    for number, source in enumerate(_pair(parts[1])):
+    for number, source in enumerate(sources):
         lane.machine.store(address + 4 * number, lane.value(source))
 
 
@@ -319,7 +336,9 @@ def _barrier(lane: _Lane, parts: list[str], kind: list[str]) -> None:
 
 def _of(compute: Callable[..., int]) -> Callable[[_Lane, list[str], list[str]], None]:
     def run(lane: _Lane, parts: list[str], kind: list[str]) -> None:
-        lane.write(parts[0], compute(*map(lane.value, parts[1:])), kind)
+        held = lane.registers
+        values = [held[part] if part in held else lane.value(part) for part in parts[1:]]
+        lane.write(parts[0], compute(*values), kind)
 
     return run
 

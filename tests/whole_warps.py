@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.ptx_machine import MASK32, Machine, _Lane, _Program, _program
+from tests.ptx_machine import ACT, END, JOIN, MASK32, Machine, _Lane, _Program, _program
 from warplens import layout
 
 Shape = tuple[int, int, int]
@@ -27,34 +27,29 @@ class _Member(_Lane):
     def steps(self) -> Iterator[tuple[int, bool]]:
         """Yields which instruction the vote is, and whether it is one of all lanes."""
         at = 0
-        machine, flow, thread = self.machine, self.program.flow, self.special["thread"]
+        machine, program, thread = self.machine, self.program, self.special["thread"]
+        steps, registers, executed, cycles = program.steps, self.registers, machine.executed, machine.step
         for _ in range(machine.most_steps):
-            if at >= len(flow.code):
+            if at >= len(steps):
                 return
-            own = flow.code[at]
-            machine.clock += machine.step
-            taken = not own.predicate or bool(self.value(own.predicate)) != own.negated
-            machine.executed(thread, at, taken)
+            predicate, negated, what, action, parts, kind, targets = steps[at] or program.step(at)
+            machine.clock += cycles
+            taken = not predicate or bool(registers[predicate]) != negated
+            executed(thread, at, taken)
             if not taken:
                 at += 1
-            elif own.name in ("ret", "exit"):
-                return
-            elif own.name in ("bra", "brx"):
-                labels = flow._targets[at]
-                assert labels is not None, own
-                chosen = self.value(own.operands.partition(",")[0]) if own.name == "brx" else 0
-                at = flow._labels[labels[chosen]][0]
-            elif own.opcode == "bar.warp.sync":
-                yield at, own.operands.endswith(FULL)
-                at += 1
-            elif own.name == "vote":
-                yield at, own.operands.endswith(FULL)
-                self.registers[own.operands.partition(",")[0].strip()] = self.voted
-                at += 1
-            else:
-                action, parts, kind = self.program.step(at)
+            elif what is ACT:
                 action(self, parts, kind)
                 at += 1
+            elif what is JOIN:
+                yield at, parts[-1] == FULL
+                if kind[0] == "vote":
+                    registers[parts[0]] = self.voted
+                at += 1
+            elif what is END:
+                return
+            else:
+                at = targets[self.value(parts[0]) if kind[0] == "brx" else 0]
         raise AssertionError("the kernel does not end")
 
     def vote(self, at: int) -> int:
@@ -73,11 +68,14 @@ class Warps(Machine):
     passed: dict[tuple[int, int], list[tuple[int, bool]]] = field(default_factory=dict)
     own_stores: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
     block: int = 0
-    thread: int = 0
+    thread: int = -1
+    _passed: list[tuple[int, bool]] = field(default_factory=list)
 
     def executed(self, thread: int, at: int, taken: bool) -> None:
-        self.thread = thread
-        self.passed.setdefault((self.block, thread), []).append((at, taken))
+        if thread != self.thread:
+            self.thread = thread
+            self._passed = self.passed.setdefault((self.block, thread), [])
+        self._passed.append((at, taken))
 
     def store(self, address: int, value: int) -> None:
         if address < layout.CONTROL_ALIGNMENT:
@@ -100,7 +98,7 @@ class Warps(Machine):
         assert (math.prod(grids), math.prod(blocks)) == (grid, threads)
         self.own_stores.clear()
         for block in range(grid):
-            self.block = block
+            self.block, self.thread = block, -1
             for warp in range(-(-threads // 32)):
                 numbers = range(warp * 32, min(warp * 32 + 32, threads))
                 special = [_special(block, thread, grids, blocks, grid_id) for thread in numbers]
@@ -130,9 +128,10 @@ class Warps(Machine):
             assert not is_full or len(places) == 1, f"lanes are at votes {places}: {program.flow.code[at]}"
             there = [number for number, place in waiting.items() if place == (at, is_full)]
             found = int(any(members[number].vote(at) for number in there))
+            latest = max(clocks[number] for number in there)
             for number in there:
                 members[number].voted = found
-                clocks[number] = max(clocks[other] for other in there)
+                clocks[number] = latest
                 del waiting[number]
         self.clock = longest
 
