@@ -52,16 +52,13 @@ def _refuse_twice(traces: Sequence[Trace]) -> None:
     """Raises UsageError where a launch of one kernel began and ended at the same nanosecond in two of the traces."""
     first: dict[tuple[object, ...], tuple[int, int]] = {}
     for number, trace in enumerate(traces):
-        kernels, launches = trace.manifest["kernels"], trace.manifest["launches"]
-        ends = trace.launches.select("start_ns", "end_ns").iter_rows()
-        for index, (entry, (start_ns, end_ns)) in enumerate(zip(launches, ends, strict=True)):
+        columns = trace.launches.select("launch", "start_ns", "duration_ns", "kernel", "grid_id")
+        for launch, start_ns, *rest in columns.iter_rows():
             if start_ns is None:
                 continue
-            at_ns = trace.origin_ns + start_ns
-            key = (kernels[entry["kernel"]]["name"], entry["grid_id"], at_ns, end_ns - start_ns)
-            other, its = first.setdefault(key, (number, index))
+            other, its = first.setdefault((trace.origin_ns + start_ns, *rest), (number, launch))
             if other != number:
-                same = f"launch {index} of {_named(trace, number)} is launch {its} of {_named(traces[other], other)}"
+                same = f"launch {launch} of {_named(trace, number)} is launch {its} of {_named(traces[other], other)}"
                 raise UsageError(f"{same}, and would be there twice: was one of them merged from the other?")
 
 
