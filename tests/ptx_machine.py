@@ -149,9 +149,9 @@ class _Lane:
             machine.clock += cycles
             taken = not predicate or bool(registers[predicate]) != negated
             executed(thread, at, taken)
-            if taken and what is END:
+            if taken and what == END:
                 return
-            if taken and what is JUMP:
+            if taken and what == JUMP:
                 at = targets[self.value(parts[0]) if kind[0] == "brx" else 0]
                 continue
             if taken:

@@ -38,15 +38,15 @@ class _Member(_Lane):
             executed(thread, at, taken)
             if not taken:
                 at += 1
-            elif what is ACT:
+            elif what == ACT:
                 action(self, parts, kind)
                 at += 1
-            elif what is JOIN:
+            elif what == JOIN:
                 yield at, parts[-1] == FULL
                 if kind[0] == "vote":
                     registers[parts[0]] = self.voted
                 at += 1
-            elif what is END:
+            elif what == END:
                 return
             else:
                 at = targets[self.value(parts[0]) if kind[0] == "brx" else 0]

@@ -63,16 +63,6 @@ def test_a_kernel_keeps_its_sites_and_its_log_tells_of_it(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_a_module_assembled_again_has_its_log(way: str) -> None:
-    """nvJitLink keeps what it made, and not what it said."""
-    assert way
-    (cubin, log), again = assemble(PTX), assemble(PTX)
-    assert Built.of(log).registers
-    assert Built.of(log) == Built.of(again[1])
-    assert len(cubin) == len(again[0])
-
-
-@pytest.mark.parametrize("way", WAYS, indirect=True)
 def test_what_the_compiler_was_told_for_ptxas_is_obeyed(way: str) -> None:
     assert way
     log = assemble(PTX, Wish.of(("-std=c++17", "--maxrregcount=24", "-Xptxas=-O1")))[1]

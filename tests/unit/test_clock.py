@@ -385,8 +385,9 @@ def test_an_end_read_late_does_not_move_the_line() -> None:
 
 
 def test_two_reads_close_by_of_which_one_is_late_do_not_make_a_rate() -> None:
-    """As seen of a layer norm on an H200: of two warps that began 18 cycles apart one read globaltimer 64 ns behind the
-    other, its SM's rate was off by 80 %, and the launch's times were stated to 19 us in place of 0.25."""
+    """As seen of a layer norm on an H200 (recordings/triton_layer_norm_h200.wlens): of two warps that began 18 cycles
+    apart one read globaltimer 64 ns behind the other, and its SM's rate was off by 80 %.
+    """
     clocks = make_clocks(6)
     begin_ns, span_ns = 2_000_000, 16_000
     at_ns = np.array([0, 9, 4_600, 5_700, 13_200, 16_000])

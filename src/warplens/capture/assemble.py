@@ -63,12 +63,13 @@ def assemble(text: str, wish: Wish | None = None) -> tuple[bytes, str]:
     found = target(without_comments(text))
     if found is None:
         raise PtxError("this is no PTX module: it has no .target with a GPU such as sm_90")
+    wish = wish or Wish()
     said, logs = [], []
     for name, way in (("nvJitLink", _by_nvjitlink), ("ptxas", _by_ptxas), ("the driver", _by_driver)):
         try:
-            cubin, log = way(text, found[0], wish or Wish())
+            cubin, log = way(text, found[0], wish)
             if _SAID not in log:  # it comes from a cache, of nvJitLink or the driver, which keeps no log
-                cubin, log = way(f"/* {uuid.uuid4().hex} */{text}", found[0], wish or Wish())
+                cubin, log = way(f"/* {uuid.uuid4().hex} */{text}", found[0], wish)
             return cubin, log
         except Exception as error:  # it is not there, in the many ways of packages; or it refuses
             said.append(f"{name}: {' '.join(str(error).split())[:_SHOWN]}")
